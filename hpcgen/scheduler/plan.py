@@ -1,0 +1,118 @@
+"""What goes into the scheduler and what comes out: topology and limits, reports, plans. Frozen data, no behaviour.
+
+The scheduler counts pages and tokens; which page or which byte is the business of `memory`.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from hpcgen.sequence import PAGE_TOKENS
+
+
+class Phase(Enum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Ranks of the instance and the node of each."""
+
+    node_of_rank: tuple[int, ...] = (0,)
+
+    @property
+    def ranks(self) -> int:
+        return len(self.node_of_rank)
+
+    @property
+    def nodes(self) -> int:
+        return max(self.node_of_rank) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the planner, or the user, allows. Pages are KV pages of PAGE_TOKENS tokens, all layers."""
+
+    host_pages: int
+    """Pages in the host store of each node."""
+    device_pages: int | None = None
+    """Pages that one rank's device holds in decode. None: the host store is used in place and only it limits."""
+    wave_tokens: int = 8192
+    """Prompt tokens prefilled by one rank in one sweep (`B_moe` of the prefill)."""
+    max_active: int = 1024
+    """Most sequences one rank decodes at once (`B_moe` of the decode)."""
+    decision_steps: int = PAGE_TOKENS
+    """Decode steps between two decisions; at most PAGE_TOKENS, so that a sequence fills at most one page between them."""
+    watermark: float = 0.9
+    """Prefill goes on until this share of the host store is in use."""
+    refill_below: float = 0.5
+    """Decode gives way to a prefill phase when active + suspended sequences fall below this share of
+    ranks * max_active while sequences wait and the host store has room for them below the watermark."""
+    partition_below: int = 0
+    """PARTITION starts when no more than this many sequences are left in the instance. 0: never."""
+    migrate: bool = True
+    """Whether MIGRATE between nodes may be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens [start, start + tokens) of a sequence, to be prefilled."""
+
+    sequence: int
+    start: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """MIGRATE: the destination node pulls the sequence's pages from the source node's host store."""
+
+    sequence: int
+    source: int
+    destination: int
+    pages: int
+
+
+@dataclass(slots=True)
+class RankPlan:
+    """What one rank does until the next decision, in this order."""
+
+    discard: list[int] = field(default_factory=list)
+    """Drop the KV of these; they wait for a new prefill (recompute)."""
+    suspend: list[int] = field(default_factory=list)
+    """YIELD: write back to the host store and release the device."""
+    resume: list[int] = field(default_factory=list)
+    """COMBINE: load onto the device and decode with the rest."""
+    chunks: list[Chunk] = field(default_factory=list)
+    """The wave, in a prefill phase; oldest sequence first, a sequence's chunks in order."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """A decision for the whole instance. All ranks are in one phase: experts are spread over them."""
+
+    phase: Phase
+    ranks: list[RankPlan]
+    steps: int = 0
+    """Decode steps until the next decision."""
+    migrations: list[Migration] = field(default_factory=list)
+    """MIGRATEs to start now; they run beside the computation and are reported when done."""
+    partition: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """PARTITION: (sequence, ranks it is spread over by tensor parallelism); empty when none is."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What one rank did with its part of the last plan."""
+
+    rank: int
+    steps: int = 0
+    """Decode steps done; every active sequence that is not in `finished` grew by as many tokens."""
+    finished: list[int] = field(default_factory=list)
+    """Sequences that ended, by a stop, by their length or by an error of their own: their pages are free."""
+    prefilled: list[Chunk] = field(default_factory=list)
+    migrated: list[int] = field(default_factory=list)
+    """Sequences whose MIGRATE to this rank's node is complete and verified."""
+    lost: list[int] = field(default_factory=list)
+    """Sequences whose KV is gone (failed MIGRATE, dead rank): they wait for a new prefill."""

@@ -1,0 +1,36 @@
+"""How the tokens of one sequence are chosen. Plain data: the sampler is in `engine`."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Sampling options of one sequence, in the meaning of the OpenAI API and of vLLM's extensions to it."""
+
+    max_tokens: int
+    """Most tokens to generate, already cut to what the context length leaves."""
+    min_tokens: int = 0
+    """No stop token and no stop string ends the sequence before this many tokens."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps all tokens."""
+    min_p: float = 0.0
+    key: int = 0
+    """Unsigned 64-bit key of the sequence's random numbers, made from the seed and the sequence's identity.
+    The number drawn at position p depends on (key, p) alone (Philox, Salmon et al., SC'11)."""
+    stop: tuple[str, ...] = ()
+    """Stop strings; the text is cut before the first one."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end the sequence; the model's end-of-sequence tokens among them unless the request ignores them."""
+    logprobs: int | None = None
+    """None: no log-probabilities. k: those of the chosen token and of the k most likely ones."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0

@@ -1,6 +1,6 @@
 """How a weight lies in memory: its logical shape, and the layout and quantisation that a kernel reads it in."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -22,3 +22,23 @@ class StoredTensor:
     scale: torch.Tensor | None = None
     block: tuple[int, int] | None = None
     """Rows and columns that share one scale."""
+
+
+def slice_expert(stored: StoredTensor, expert: int) -> StoredTensor:
+    """Expert `expert` of a stack [E, ...], without copying. Its scales go with it."""
+    return replace(
+        stored,
+        data=stored.data[expert],
+        shape=stored.shape[1:],
+        scale=None if stored.scale is None else stored.scale[expert],
+    )
+
+
+def unpack(stored: StoredTensor) -> torch.Tensor:
+    """The plain tensor, in its logical shape; a plain one is returned as it is.
+
+    Raises ValueError for a quantised one: see `kernels.dequantize`.
+    """
+    if stored.layout == "plain":
+        return stored.data
+    raise ValueError(f"no unpacking for layout {stored.layout!r}")

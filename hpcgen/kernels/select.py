@@ -1,0 +1,27 @@
+"""The one place that chooses which backend computes what."""
+
+import torch
+
+from hpcgen.errors import HpcgenError
+from hpcgen.kernels.attention.interface import AttentionBackend
+from hpcgen.kernels.attention.torch_reference import TorchAttention
+from hpcgen.kernels.experts.interface import ExpertsBackend
+from hpcgen.kernels.experts.torch_reference import TorchExperts
+
+
+class UnknownBackend(HpcgenError):
+    """A backend was asked for by a name that does not exist, or that cannot run here."""
+
+
+def select_attention(device: torch.device, dtype: torch.dtype, name: str | None = None) -> AttentionBackend:
+    """The fastest attention that runs on `device` in `dtype`, or the one called `name`."""
+    if name not in (None, "torch"):
+        raise UnknownBackend(f"no attention backend {name!r}: choose 'torch'")
+    return TorchAttention()
+
+
+def select_experts(device: torch.device, dtype: torch.dtype, name: str | None = None) -> ExpertsBackend:
+    """The fastest experts that run on `device` in `dtype`, or the ones called `name`."""
+    if name not in (None, "torch"):
+        raise UnknownBackend(f"no experts backend {name!r}: choose 'torch'")
+    return TorchExperts()

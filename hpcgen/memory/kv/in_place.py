@@ -1,0 +1,45 @@
+"""KV used in place in the host store: a CPU without a device budget copies nothing."""
+
+from collections.abc import Sequence as Seq
+
+from hpcgen.kernels.attention.interface import KVPages
+from hpcgen.memory.host_store import HostStore
+from hpcgen.memory.kv.interface import Span
+from hpcgen.sequence import Sequence, pages_for
+
+
+class _Access:
+    def __init__(self, store: HostStore, spans: Seq[Span]):
+        self.kv = store.layer
+        self.tables = [span.sequence.pages for span in spans]
+
+    def layer_done(self, layer: int) -> None:
+        """The host store itself was written."""
+
+
+class InPlaceKV:
+    """The host store is the device's memory too."""
+
+    def __init__(self, store: HostStore):
+        self._store = store
+        self.max_sequence_pages = store.count
+
+    def extend(self, sequence: Sequence, tokens: int) -> None:
+        sequence.pages += self._store.allocate(max(0, pages_for(tokens) - len(sequence.pages)))
+
+    def resume(self, sequence: Sequence) -> None:
+        """It is where it is used."""
+
+    def suspend(self, sequence: Sequence) -> None:
+        """It is where it is kept."""
+
+    def drop(self, sequence: Sequence) -> None:
+        self._store.release(sequence.pages)
+        sequence.pages = []
+        sequence.kv_length = 0
+
+    def access(self, microbatches: Seq[Seq[Span]]) -> list[_Access]:
+        return [_Access(self._store, spans) for spans in microbatches]
+
+    def advanced(self, sequence: Sequence) -> None:
+        """Pages fill where they are kept."""

@@ -113,18 +113,11 @@ class LayerStreamKV(InPlaceKV):
         return same_layer and bool(self._accesses[following[1]].sequences & self._accesses[current[1]].sequences)
 
     def _load(self, layer: int, index: int) -> _Slot:
-        current = self._slots[0] if self._slots[0].holds is None or self._slots[1].holds is not None else self._slots[1]
-        slot = current if current.holds is None or self._older(current) else self._other(current)
+        # Layers and microbatches come in rising order: the smallest is the one that is done with.
+        slot = min(self._slots, key=lambda s: s.holds or (-1, -1))
         slot.holds = (layer, index)
         slot.loaded = self._stream.copy(self._pairs(slot, layer, self._accesses[index].load))
         return slot
-
-    def _older(self, slot: _Slot) -> bool:
-        other = self._other(slot).holds
-        return other is None or (slot.holds is not None and slot.holds < other)
-
-    def _other(self, slot: _Slot) -> _Slot:
-        return self._slots[1] if slot is self._slots[0] else self._slots[0]
 
     def _pairs(self, slot: _Slot, layer: int, pages: list[tuple[int, int]]) -> list[CopyPair]:
         """(device row, host bytes) of one layer of each page."""

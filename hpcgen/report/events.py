@@ -1,0 +1,127 @@
+"""The events of a run, append-only: what happened when, for reports and for whoever wonders afterwards.
+
+A JSON object a line. Each job of a run opens with an `opened` event that carries the version of the format:
+
+    {"event":"opened","time":1796079000.1,"version":1,...}
+    {"event":"phase","time":...,"phase":"prefill"}
+    {"event":"steps","time":...,"phase":"decode","steps":64,"tokens":32768,"seconds":9.8}
+
+`time` is in seconds since the epoch. Steps are summed up, so that a run of hours stays a small file.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+VERSION = 1
+
+
+class EventLog:
+    """Writer of one event file; one process of a run has it open.
+
+    Events lie in a buffer until `interval` seconds have passed, `flush` or `close`: they inform, and recovery never
+    reads them. A disk that is full loses events, not the run.
+    """
+
+    def __init__(
+        self, path: Path, *, interval: float = 5.0, clock: Callable[[], float] = time.time, **opened: Any
+    ) -> None:
+        """`opened`: further fields of the opening event. Raises OSError where the file cannot be opened."""
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._interval = interval
+        self._clock = clock
+        self._buffer: list[bytes] = []
+        self._flushed = clock()
+        self._phase = ""
+        self._steps = self._tokens = 0
+        self._seconds = 0.0
+        self._torn = _lacks_newline(path)
+        self.write("opened", version=VERSION, **opened)
+        self.flush()
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Records an event; `fields` are what JSON can say."""
+        self._record_steps()
+        self._append(event, fields)
+        self._flush_if_due()
+
+    def step(self, phase: str, tokens: int, seconds: float) -> None:
+        """Counts one step of `tokens` tokens; a change of the phase is an event."""
+        if phase != self._phase:
+            self._record_steps()
+            self._phase = phase
+            self._append("phase", {"phase": phase})
+        self._steps += 1
+        self._tokens += tokens
+        self._seconds += seconds
+        self._flush_if_due()
+
+    def flush(self) -> None:
+        self._record_steps()
+        self._flushed = self._clock()
+        data, self._buffer = b"".join(self._buffer), []
+        if not data:
+            return
+        if self._torn:
+            data = b"\n" + data
+        try:
+            self._torn = os.write(self._file, data) < len(data)
+        except OSError:
+            self._torn = True
+
+    def close(self) -> None:
+        self.flush()
+        os.close(self._file)
+
+    def __enter__(self) -> "EventLog":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _append(self, event: str, fields: dict[str, Any]) -> None:
+        self._buffer.append(msgspec.json.encode({"event": event, "time": round(self._clock(), 3), **fields}) + b"\n")
+
+    def _record_steps(self) -> None:
+        if self._steps:
+            fields = {
+                "phase": self._phase,
+                "steps": self._steps,
+                "tokens": self._tokens,
+                "seconds": round(self._seconds, 4),
+            }
+            self._append("steps", fields)
+            self._steps = self._tokens = 0
+            self._seconds = 0.0
+
+    def _flush_if_due(self) -> None:
+        if self._clock() - self._flushed >= self._interval:
+            self.flush()
+
+
+def read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """Events of a file in their order; lines that a crash or a full disk tore are left out."""
+    with open(path, "rb") as file:
+        for line in file:
+            try:
+                event = msgspec.json.decode(line)
+            except msgspec.DecodeError:
+                continue
+            if isinstance(event, dict) and "event" in event:
+                yield event
+
+
+def _lacks_newline(path: Path) -> bool:
+    """Whether a killed writer left half a line at the end."""
+    with open(path, "rb") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"

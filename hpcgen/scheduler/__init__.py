@@ -1,0 +1,18 @@
+"""The policy: which sequences are prefilled, run, wait, move and give way. Pure Python; the cluster is a view in pages."""
+
+from hpcgen.scheduler.admission import NeverFits
+from hpcgen.scheduler.plan import Chunk, Limits, Migration, Phase, Plan, RankPlan, Report, Topology
+from hpcgen.scheduler.scheduler import Scheduler
+
+__all__ = [
+    "Chunk",
+    "Limits",
+    "Migration",
+    "NeverFits",
+    "Phase",
+    "Plan",
+    "RankPlan",
+    "Report",
+    "Scheduler",
+    "Topology",
+]

@@ -1,0 +1,308 @@
+"""What the scheduler knows of the cluster: every unfinished sequence, and the pages each node and rank has given out."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+from hpcgen.scheduler.plan import Limits, Topology
+from hpcgen.sequence import PAGE_TOKENS, Status, pages_for
+
+NOWHERE = -1
+"""Node or rank of a sequence that has none."""
+
+
+class Queue:
+    """Sequence ids, oldest first (or youngest first). An id that leaves the middle is dropped from the heap later."""
+
+    __slots__ = ("_heap", "_members", "_sign")
+
+    def __init__(self, youngest_first: bool = False):
+        self._sign = -1 if youngest_first else 1
+        self._heap: list[int] = []
+        self._members: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __contains__(self, sequence: int) -> bool:
+        return sequence in self._members
+
+    def __iter__(self) -> Iterator[int]:
+        """Members in no order; the queue may change meanwhile."""
+        return iter(tuple(self._members))
+
+    def push(self, sequence: int) -> None:
+        self._members.add(sequence)
+        heapq.heappush(self._heap, self._sign * sequence)
+
+    def remove(self, sequence: int) -> None:
+        self._members.discard(sequence)
+        if len(self._heap) > 2 * len(self._members) + 64:
+            self._heap = [self._sign * member for member in self._members]
+            heapq.heapify(self._heap)
+
+    def first(self) -> int | None:
+        heap, members = self._heap, self._members
+        while heap and self._sign * heap[0] not in members:
+            heapq.heappop(heap)
+        return self._sign * heap[0] if heap else None
+
+    def pop(self) -> int:
+        sequence = self.first()
+        if sequence is None:
+            raise IndexError("pop from an empty queue")
+        heapq.heappop(self._heap)
+        self._members.discard(sequence)
+        return sequence
+
+
+class Tracked:
+    """What is known of one unfinished sequence."""
+
+    __slots__ = (
+        "destination",
+        "id",
+        "kv_length",
+        "max_length",
+        "node",
+        "pages",
+        "prompt_tokens",
+        "rank",
+        "status",
+        "target",
+    )
+
+    def __init__(self, sequence: int, prompt_tokens: int, max_length: int, target: int):
+        self.id = sequence
+        self.prompt_tokens = prompt_tokens
+        self.max_length = max_length
+        self.target = target
+        """Tokens whose KV must exist before it can decode."""
+        self.kv_length = 0
+        """Tokens whose KV exists, by the last report."""
+        self.status = Status.WAITING
+        self.node = NOWHERE
+        """Node whose host store has its pages."""
+        self.rank = NOWHERE
+        """Rank it is active on."""
+        self.pages = 0
+        """Pages granted to it in the host store of its node; the same number on the device while it is active."""
+        self.destination = NOWHERE
+        """Node it is to MIGRATE to."""
+
+    @property
+    def progress(self) -> int:
+        """Tokens decoded."""
+        return self.kv_length - self.prompt_tokens
+
+    def pages_after(self, steps: int) -> int:
+        """Pages of its KV when it has decoded `steps` more tokens, or all that it may."""
+        return -(-min(self.kv_length + steps, self.max_length) // PAGE_TOKENS)
+
+
+class Rank:
+    """The sequences active on one rank, and the device pages granted to them."""
+
+    __slots__ = ("active", "alive", "index", "node", "pages")
+
+    def __init__(self, index: int, node: int):
+        self.index = index
+        self.node = node
+        self.alive = True
+        self.active: dict[int, Tracked] = {}
+        self.pages = 0
+
+
+class Node:
+    """The sequences whose pages are in the host store of one node."""
+
+    __slots__ = (
+        "alive",
+        "departing",
+        "held",
+        "incoming",
+        "incoming_pages",
+        "prefilling",
+        "ranks",
+        "refuses",
+        "suspended",
+        "used",
+    )
+
+    def __init__(self) -> None:
+        self.alive = True
+        self.ranks: list[Rank] = []
+        """Living ranks of the node."""
+        self.used = 0
+        """Host pages granted."""
+        self.held = Queue(youngest_first=True)
+        """All sequences with pages here that may be discarded: not those being moved."""
+        self.suspended = Queue()
+        self.prefilling = Queue()
+        self.departing: list[int] = []
+        """YIELDed in the last plan in order to MIGRATE in the next one."""
+        self.incoming = 0
+        """Sequences on their way here by MIGRATE, and the pages kept for them (counted in `used` too)."""
+        self.incoming_pages = 0
+        self.refuses = False
+        """Host memory ran out since a sequence last left: prefilling more would only be discarded again."""
+
+    @property
+    def active(self) -> int:
+        return sum(len(rank.active) for rank in self.ranks)
+
+
+class Cluster:
+    """All state of the scheduler. The policy modules read it and change it through the methods below."""
+
+    def __init__(self, topology: Topology, limits: Limits):
+        self.topology = topology
+        self.limits = limits
+        self.sequences: dict[int, Tracked] = {}
+        self.waiting = Queue()
+        self.migrating: set[int] = set()
+        self.nodes = [Node() for _ in range(topology.nodes)]
+        self.ranks = [Rank(index, node) for index, node in enumerate(topology.node_of_rank)]
+        for rank in self.ranks:
+            self.nodes[rank.node].ranks.append(rank)
+
+    def host_room(self, node: Node) -> int:
+        return self.limits.host_pages - node.used
+
+    def grant(self, sequence: Tracked, pages: int) -> None:
+        """Change the pages granted to a sequence, in its node and on the rank it is active on."""
+        change = pages - sequence.pages
+        if change:
+            sequence.pages = pages
+            self.nodes[sequence.node].used += change
+            if sequence.rank >= 0:
+                self.ranks[sequence.rank].pages += change
+
+    def admit(self, sequence: Tracked, node: int) -> None:
+        """WAITING -> PREFILLING, with the pages of its whole prefill."""
+        self.waiting.remove(sequence.id)
+        self._place(sequence, node, pages_for(sequence.target))
+        sequence.status = Status.PREFILLING
+        self.nodes[node].prefilling.push(sequence.id)
+
+    def restore(self, sequence: Tracked, node: int, kv_length: int) -> None:
+        """Place a sequence whose first `kv_length` tokens of KV are in the host store of `node`."""
+        self.waiting.remove(sequence.id)
+        sequence.kv_length = kv_length
+        self._place(sequence, node, pages_for(max(kv_length, sequence.target)))
+        self._settle(sequence)
+
+    def prefilled(self, sequence: Tracked, kv_length: int) -> None:
+        """A chunk is done: PREFILLING -> SUSPENDED with the last one."""
+        sequence.kv_length = kv_length
+        if kv_length >= sequence.target:
+            self.nodes[sequence.node].prefilling.remove(sequence.id)
+            self._settle(sequence)
+
+    def activate(self, sequence: Tracked, rank: Rank, pages: int) -> None:
+        """SUSPENDED -> ACTIVE on a rank of its node."""
+        self.nodes[sequence.node].suspended.remove(sequence.id)
+        sequence.status = Status.ACTIVE
+        sequence.rank = rank.index
+        rank.active[sequence.id] = sequence
+        rank.pages += sequence.pages
+        self.grant(sequence, pages)
+
+    def suspend(self, sequence: Tracked) -> None:
+        """ACTIVE -> SUSPENDED: YIELD."""
+        self._leave_rank(sequence)
+        self._settle(sequence)
+
+    def start_migration(self, sequence: Tracked, destination: int) -> None:
+        """A SUSPENDED sequence is out of every queue until the MIGRATE is reported; pages are granted on both nodes."""
+        source, target = self.nodes[sequence.node], self.nodes[destination]
+        source.suspended.remove(sequence.id)
+        source.held.remove(sequence.id)
+        sequence.destination = destination
+        target.incoming += 1
+        target.incoming_pages += sequence.pages
+        target.used += sequence.pages
+        self.migrating.add(sequence.id)
+
+    def end_migration(self, sequence: Tracked, arrived: bool) -> None:
+        """To the destination if it `arrived`, else back into the queue of the source."""
+        destination = sequence.destination
+        target = self.nodes[destination]
+        self.migrating.discard(sequence.id)
+        sequence.destination = NOWHERE
+        target.incoming -= 1
+        target.incoming_pages -= sequence.pages
+        if arrived:
+            source = self.nodes[sequence.node]
+            source.used -= sequence.pages
+            source.refuses = False
+            sequence.node = destination
+        else:
+            target.used -= sequence.pages
+        self.nodes[sequence.node].held.push(sequence.id)
+        self._settle(sequence)
+
+    def discard(self, sequence: Tracked) -> None:
+        """Its KV is gone: it waits for a prefill of all its tokens."""
+        sequence.target = max(sequence.target, sequence.kv_length)
+        self._displace(sequence)
+        sequence.kv_length = 0
+        sequence.status = Status.WAITING
+        self.waiting.push(sequence.id)
+
+    def rewind(self, sequence: Tracked, kv_length: int) -> None:
+        """An ACTIVE sequence lost its device, and with it the KV after `kv_length`; that part is prefilled again."""
+        self._leave_rank(sequence)
+        sequence.target = max(sequence.target, sequence.kv_length)
+        sequence.kv_length = kv_length
+        self._settle(sequence)
+
+    def finish(self, sequence: Tracked) -> None:
+        """Forget it; its pages are free."""
+        if sequence.status is Status.WAITING:
+            self.waiting.remove(sequence.id)
+        else:
+            self.nodes[sequence.node].refuses = False
+            self._displace(sequence)
+        del self.sequences[sequence.id]
+
+    def _place(self, sequence: Tracked, node: int, pages: int) -> None:
+        sequence.node = node
+        self.nodes[node].held.push(sequence.id)
+        self.grant(sequence, pages)
+
+    def _settle(self, sequence: Tracked) -> None:
+        """Into the queue that a sequence on no rank belongs to, with the pages it needs there."""
+        node = self.nodes[sequence.node]
+        self.grant(sequence, pages_for(max(sequence.kv_length, sequence.target)))
+        if sequence.kv_length >= sequence.target:
+            sequence.status = Status.SUSPENDED
+            node.suspended.push(sequence.id)
+        else:
+            sequence.status = Status.PREFILLING
+            node.prefilling.push(sequence.id)
+
+    def _leave_rank(self, sequence: Tracked) -> None:
+        rank = self.ranks[sequence.rank]
+        del rank.active[sequence.id]
+        rank.pages -= sequence.pages
+        sequence.rank = NOWHERE
+
+    def _displace(self, sequence: Tracked) -> None:
+        """Out of its rank, its node and their queues; all pages are free."""
+        if sequence.id in self.migrating:
+            target = self.nodes[sequence.destination]
+            target.incoming -= 1
+            target.incoming_pages -= sequence.pages
+            target.used -= sequence.pages
+            self.migrating.discard(sequence.id)
+        sequence.destination = NOWHERE
+        if sequence.rank >= 0:
+            self._leave_rank(sequence)
+        node = self.nodes[sequence.node]
+        node.held.remove(sequence.id)
+        node.suspended.remove(sequence.id)
+        node.prefilling.remove(sequence.id)
+        self.grant(sequence, 0)
+        sequence.node = NOWHERE

@@ -1,0 +1,185 @@
+"""A cluster of counters that executes plans to the letter and refuses what a real one could not do."""
+
+import random
+
+from hpcgen.scheduler import Chunk, Limits, Phase, Plan, Report, Scheduler, Topology
+from hpcgen.sequence import pages_for
+
+
+class State:
+    """One sequence as the cluster sees it. `length` is where it will end, unknown to the scheduler."""
+
+    def __init__(self, prompt: int, max_length: int, kv_at_end: int):
+        self.prompt = prompt
+        self.max_length = max_length
+        self.kv_at_end = kv_at_end
+        self.kv = 0
+        self.target = prompt
+        self.node = -1
+        self.rank = -1
+        self.where = "waiting"
+        self.moving_to = -1
+
+    @property
+    def host_pages(self) -> int:
+        return pages_for(self.kv)
+
+
+class Executor:
+    """Runs a Scheduler to the end, checking at every step that memory holds and that moves are legal."""
+
+    def __init__(self, topology: Topology, limits: Limits, seed: int = 0, migration_failures: float = 0.0):
+        self.topology = topology
+        self.limits = limits
+        self.scheduler = Scheduler(topology, limits)
+        self.random = random.Random(seed)
+        self.migration_failures = migration_failures
+        self.sequences: dict[int, State] = {}
+        self.finished: list[int] = []
+        self.decisions = 0
+        self.phases: list[Phase] = []
+        self.plans: list[Plan] = []
+        self.arrivals: dict[int, int] = {}
+        self.dead: set[int] = set()
+
+    def add(self, sequence: int, prompt: int, max_tokens: int, tokens: int) -> None:
+        self.scheduler.add(sequence, prompt, prompt + max_tokens - 1)
+        self.sequences[sequence] = State(prompt, prompt + max_tokens - 1, prompt + min(tokens, max_tokens) - 1)
+
+    def run(self, most_decisions: int) -> None:
+        while not self.scheduler.done:
+            self.step()
+            assert self.decisions <= most_decisions, f"not done after {most_decisions} decisions"
+        assert self.scheduler.decide().phase is Phase.DONE
+        assert not self.sequences
+
+    def step(self) -> Plan:
+        plan = self.scheduler.decide()
+        self.plans.append(plan)
+        self.phases.append(plan.phase)
+        self.decisions += 1
+        for report in self.execute(plan):
+            self.scheduler.report(report)
+        self._check_granted()
+        return plan
+
+    def execute(self, plan: Plan) -> list[Report]:
+        reports = [Report(rank) for rank in range(self.topology.ranks)]
+        for rank, part in enumerate(plan.ranks):
+            if rank in self.dead:
+                assert not (part.discard or part.suspend or part.resume or part.chunks)
+            for sequence in part.discard:
+                self._discard(sequence, rank)
+            for sequence in part.suspend:
+                state = self.sequences[sequence]
+                assert state.where == "active" and state.rank == rank
+                state.where, state.rank = "suspended", -1
+        self._migrate(plan, reports)
+        for rank, part in enumerate(plan.ranks):
+            for sequence in part.resume:
+                state = self.sequences[sequence]
+                assert state.where == "suspended" and state.node == self.topology.node_of_rank[rank]
+                state.where, state.rank = "active", rank
+            assert not part.chunks or plan.phase is Phase.PREFILL
+            assert sum(chunk.tokens for chunk in part.chunks) <= self.limits.wave_tokens
+        if plan.phase is Phase.PREFILL:
+            assert not [s for s in self.sequences.values() if s.where == "active"]
+            for rank, part in enumerate(plan.ranks):
+                for chunk in part.chunks:
+                    self._prefill(chunk, rank, reports[rank])
+        else:
+            self._decode(plan, reports)
+        self._check_memory()
+        return [report for report in reports if report.rank not in self.dead]
+
+    def _discard(self, sequence: int, rank: int) -> None:
+        state = self.sequences[sequence]
+        assert state.node == self.topology.node_of_rank[rank] and state.moving_to < 0
+        assert state.where != "active" or state.rank == rank
+        oldest = min(i for i, s in self.sequences.items() if s.node == state.node and s.moving_to < 0)
+        assert sequence != oldest, "the oldest sequence of a node was discarded"
+        self._forget(state)
+
+    def _forget(self, state: State) -> None:
+        state.target = max(state.target, state.kv)
+        state.kv, state.node, state.rank, state.where, state.moving_to = 0, -1, -1, "waiting", -1
+
+    def _migrate(self, plan: Plan, reports: list[Report]) -> None:
+        for sequence, state in self.sequences.items():
+            if state.moving_to >= 0 and self.random.random() < 0.5:
+                destination = state.moving_to
+                rank = next(
+                    r for r, n in enumerate(self.topology.node_of_rank) if n == destination and r not in self.dead
+                )
+                if self.random.random() < self.migration_failures:
+                    self._forget(state)
+                    reports[rank].lost.append(sequence)
+                else:
+                    state.node, state.moving_to, state.where = destination, -1, "arriving"
+                    reports[rank].migrated.append(sequence)
+        for migration in plan.migrations:
+            state = self.sequences[migration.sequence]
+            assert state.where == "suspended" and state.node == migration.source != migration.destination
+            assert migration.pages >= state.host_pages
+            state.where, state.moving_to = "moving", migration.destination
+        for state in self.sequences.values():
+            if state.where == "arriving":
+                state.where = "suspended"
+
+    def _prefill(self, chunk: Chunk, rank: int, report: Report) -> None:
+        state = self.sequences[chunk.sequence]
+        node = self.topology.node_of_rank[rank]
+        assert state.where in ("waiting", "prefilling") and state.node in (-1, node)
+        assert chunk.start == state.kv and 0 < chunk.tokens <= state.target - state.kv
+        state.where, state.node = "prefilling", node
+        state.kv += chunk.tokens
+        report.prefilled.append(chunk)
+        if state.kv == state.target:
+            state.where = "suspended"
+            if state.kv >= state.kv_at_end:
+                self._finish(chunk.sequence, report)
+
+    def _finish(self, sequence: int, report: Report) -> None:
+        report.finished.append(sequence)
+        self.finished.append(sequence)
+        del self.sequences[sequence]
+
+    def _decode(self, plan: Plan, reports: list[Report]) -> None:
+        assert 0 <= plan.steps <= self.limits.decision_steps
+        for report in reports:
+            report.steps = plan.steps
+        active = [(i, s) for i, s in self.sequences.items() if s.where == "active"]
+        if not active:
+            assert plan.steps == 0
+        for _ in range(plan.steps):
+            for sequence, state in active:
+                if state.where != "active":
+                    continue
+                state.kv += 1
+                assert state.kv <= state.max_length
+                if state.kv >= state.kv_at_end:
+                    state.where = "finished"
+            self._check_memory()
+            for sequence, state in active:
+                if state.where == "finished" and sequence in self.sequences:
+                    self._finish(sequence, reports[state.rank])
+
+    def _check_memory(self) -> None:
+        for node in range(self.topology.nodes):
+            pages = sum(s.host_pages for s in self.sequences.values() if s.node == node)
+            pages += sum(s.host_pages for s in self.sequences.values() if s.moving_to == node)
+            assert pages <= self.limits.host_pages, f"node {node} is over its host store"
+        for rank in range(self.topology.ranks):
+            active = [s for s in self.sequences.values() if s.rank == rank]
+            assert len(active) <= self.limits.max_active
+            if self.limits.device_pages is not None:
+                assert sum(s.host_pages for s in active) <= self.limits.device_pages, f"rank {rank} is over its device"
+
+    def _check_granted(self) -> None:
+        """What the scheduler granted covers what is used, and goes back to nothing."""
+        for node in range(self.topology.nodes):
+            used = sum(s.host_pages for s in self.sequences.values() if node in (s.node, s.moving_to))
+            assert used <= self.scheduler.host_pages_used(node) <= self.limits.host_pages
+        if not self.sequences:
+            assert not any(self.scheduler.host_pages_used(node) for node in range(self.topology.nodes))
+            assert not any(self.scheduler.device_pages_used(rank) for rank in range(self.topology.ranks))

@@ -38,6 +38,9 @@ class Binder(Protocol):
 
     def prepare(self, unit: str, tensors: dict[str, StoredTensor]) -> BoundUnit: ...
 
+    def unbind(self, unit: str) -> None:
+        """Takes the unit's tensors away, so that running it fails instead of reading freed memory."""
+
 
 class Parameters(Protocol):
     """Makes a unit ready to run."""
@@ -55,6 +58,32 @@ class InPlaceParameters:
 
     def require(self, unit: str) -> None:
         """Nothing to do: every unit stays bound."""
+
+
+class ResidentUnits:
+    """Units whose bytes stay on the device. What stays resident over a phase switch is not copied again."""
+
+    def __init__(self, source: WeightSource, binder: Binder, budget: DeviceBudget, stream: CopyStream):
+        self._source, self._binder, self._budget, self._stream = source, binder, budget, stream
+        self.units: set[str] = set()
+
+    def release_except(self, units: Sequence[str]) -> None:
+        """Gives back the memory of the units that are not among `units`. Do so before anything new is reserved."""
+        for unit in self.units - set(units):
+            self._binder.unbind(unit)
+            self._budget.release(f"resident {unit}")
+        self.units &= set(units)
+
+    def load(self, units: Sequence[str]) -> None:
+        """Copies the units that are not resident yet."""
+        for unit in units:
+            if unit in self.units:
+                continue
+            start, stop = self._source.unit_range(unit)
+            buffer = self._budget.buffer(f"resident {unit}", stop - start)
+            self._stream.copy([(buffer, self._source.bytes(start, stop))]).wait()
+            self._binder.prepare(unit, self._source.unit_views(unit, buffer)).apply()
+            self.units.add(unit)
 
 
 class _Slot:
@@ -80,23 +109,18 @@ class StreamedParameters:
         source: WeightSource,
         binder: Binder,
         units: Sequence[str],
-        resident: Sequence[str],
+        resident: "ResidentUnits",
         ring_slots: int,
         budget: DeviceBudget,
         stream: CopyStream,
     ):
-        """`units` in model order; `resident` of them stay on the device, the rest share `ring_slots` slots."""
+        """`units` in model order; those that are not resident share `ring_slots` slots."""
         self._source, self._binder, self._stream = source, binder, stream
-        self._streamed = [unit for unit in units if unit not in set(resident)]
+        self._streamed = [unit for unit in units if unit not in resident.units]
         self._position = {unit: i for i, unit in enumerate(self._streamed)}
         self._prepared: dict[tuple[str, int], BoundUnit] = {}
         self._clock = 0
         self.copied_bytes = 0
-        for unit in resident:
-            start, stop = source.unit_range(unit)
-            buffer = budget.buffer("resident parameters", stop - start)
-            stream.copy([(buffer, source.bytes(start, stop))]).wait()
-            binder.prepare(unit, source.unit_views(unit, buffer)).apply()
         if self._streamed and ring_slots < 1:
             raise HpcgenError("Streamed parameters need a ring buffer of at least one slot.")
         slots = min(ring_slots, len(self._streamed))

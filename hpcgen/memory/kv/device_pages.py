@@ -3,7 +3,6 @@
 Because filled pages are written behind, YIELD has only the last page to write (paper §4.2).
 """
 
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 import torch
@@ -34,11 +33,10 @@ class _Access:
 class DevicePagesKV:
     """`buffer`, uint8 on the device, holds as many pages as fit."""
 
-    def __init__(self, store: HostStore, buffer: torch.Tensor, stream: CopyStream, synchronize: Callable[[], None]):
-        """`synchronize` waits until the host may read what `stream` copied."""
+    def __init__(self, store: HostStore, buffer: torch.Tensor, stream: CopyStream):
         page_bytes = store.layout.page_bytes
         self.count = self.max_sequence_pages = buffer.numel() // page_bytes
-        self._store, self._stream, self._synchronize = store, stream, synchronize
+        self._store, self._stream = store, stream
         self._pages = buffer[: self.count * page_bytes].view(self.count, page_bytes)
         self._layers = store.layout.views(self._pages)
         self._free = list(range(self.count - 1, -1, -1))
@@ -99,5 +97,4 @@ class DevicePagesKV:
     def _allocate(self, count: int) -> list[int]:
         if count > len(self._free):
             raise DevicePagesFull(f"{count} pages asked for, {len(self._free)} of {self.count} are free")
-        taken = [self._free.pop() for _ in range(count)]
-        return taken
+        return [self._free.pop() for _ in range(count)]

@@ -1,0 +1,71 @@
+"""From a model directory to the transformers definition that runs it, or to the reason why none does."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from hpcgen.model.errors import ModelError
+from hpcgen.model.family import described
+
+LAYER_TYPES = {"full_attention", "sliding_attention"}
+"""Attention that paged KV serves: causal over all keys, or over a window of them."""
+BATCH_DEPENDENT_ROPE = {"dynamic", "longrope"}
+"""Rotary frequencies that depend on the longest sequence of a batch: results would depend on what runs together."""
+
+
+def read_config(directory: Path) -> tuple[str, PreTrainedConfig]:
+    """The model type that `directory/config.json` names, and its configuration.
+
+    Raises ModelError: no such directory or file, not JSON, no model type, or one that transformers does not know.
+    """
+    file = directory / "config.json"
+    if not file.is_file():
+        raise ModelError(f"{directory} is not a model directory: it has no config.json. Give --model a directory.")
+    try:
+        content: dict[str, Any] = json.loads(file.read_text())
+    except (ValueError, OSError) as error:
+        raise ModelError(f"{file} cannot be read: {error}") from error
+    model_type = content.get("model_type")
+    if not model_type:
+        raise ModelError(f"{file} names no model_type: it is not the configuration of a transformers model.")
+    known_as = (described(model_type) or {}).get("transformers_model_type", model_type)
+    content.pop("auto_map", None)
+    if known_as not in CONFIG_MAPPING:
+        raise ModelError(f"{file}: model type '{model_type}' is not one that transformers knows.")
+    try:
+        config = CONFIG_MAPPING[known_as].from_dict({**content, "model_type": known_as})
+    except Exception as error:
+        raise ModelError(f"{file} is not a valid configuration of '{model_type}': {error}") from error
+    return model_type, config
+
+
+def definition_of(model_type: str, config: PreTrainedConfig) -> type[PreTrainedModel]:
+    """The ForCausalLM class. Raises ModelError for an architecture that cannot be served with paged KV."""
+    refuse = _refusal(config)
+    if refuse is not None:
+        raise ModelError(f"Model type '{model_type}' is not supported: {refuse}.")
+    definition = AutoModelForCausalLM._model_mapping[type(config)]
+    assert isinstance(definition, type)
+    return definition
+
+
+def _refusal(config: PreTrainedConfig) -> str | None:
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        return "transformers has no causal language model for it"
+    if config.is_encoder_decoder:
+        return "it is an encoder-decoder"
+    if config.get_text_config() is not config:
+        return "it is multimodal; only text-only causal language models are run"
+    text = config.to_dict()
+    unsupported = sorted({str(kind) for kind in text.get("layer_types") or []} - LAYER_TYPES)
+    if unsupported:
+        return f"it has layers of type {', '.join(unsupported)}, which keep another state than paged keys and values"
+    rope = text.get("rope_parameters") or {}
+    rope_type = rope.get("rope_type", rope.get("type")) if isinstance(rope, dict) else None
+    if rope_type in BATCH_DEPENDENT_ROPE:
+        return f"its rotary embedding ('{rope_type}') depends on the longest sequence in a batch"
+    if text.get("alibi"):
+        return "it uses ALiBi position biases"
+    return None

@@ -1,0 +1,45 @@
+"""The attention function that transformers' definitions call: attention over pages by the context's backend.
+
+It is registered for attention but not for masks, so that the definitions make no masks.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface
+
+from hpcgen.model.forward_context import ForwardContext
+
+IMPLEMENTATION = "hpcgen"
+"""The name under which attention and experts are registered with transformers."""
+
+
+def paged_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    s_aux: torch.Tensor | None = None,
+    forward_context: ForwardContext,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """query [1, H, T, D] -> [1, T, H, Dv]. `key` and `value` are already in the pages; `s_aux` [H] are the sinks."""
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    attended = forward_context.attention.attend(
+        query[0].transpose(0, 1),
+        forward_context.kv(layer),
+        forward_context.batch,
+        query.shape[-1] ** -0.5 if scaling is None else scaling,
+        sliding_window,
+        s_aux,
+    )
+    forward_context.layer_done(layer)
+    return attended[None], None
+
+
+AttentionInterface.register(IMPLEMENTATION, paged_attention)

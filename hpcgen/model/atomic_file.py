@@ -1,0 +1,75 @@
+"""A large file that is either there whole or not at all, whatever kills its writer."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from hpcgen.model.process_identity import is_dead, own_identity
+
+PARTIAL_SUFFIX = ".partial"
+ABANDONED_AFTER = 3600.0
+"""Seconds without a write after which the partial file of another node's process counts as left behind."""
+
+
+@contextmanager
+def written_aside(destination: Path) -> Iterator[int]:
+    """Yields a descriptor to write to; the file appears under its name when the block ends without an exception.
+
+    Written under another name beside it, flushed to the disk, then renamed. Two processes may do this at once: each
+    writes its own file, and the last rename stays. Partial files of dead processes are removed first.
+    """
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    remove_abandoned(destination)
+    partial = destination.with_name(f".{destination.name}.{own_identity()}{PARTIAL_SUFFIX}")
+    descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+    try:
+        try:
+            yield descriptor
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(partial, destination)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            partial.unlink()
+        raise
+    _sync_directory(destination.parent)
+
+
+def remove_abandoned(destination: Path) -> None:
+    """Removes what dead processes left behind of their attempts to write `destination`."""
+    prefix = f".{destination.name}."
+    for partial in destination.parent.glob(f"{glob_escape(prefix)}*{PARTIAL_SUFFIX}"):
+        identity = partial.name.removeprefix(prefix).removesuffix(PARTIAL_SUFFIX)
+        dead = is_dead(identity)
+        with suppress(FileNotFoundError):
+            if dead or (dead is None and age(partial) > ABANDONED_AFTER):
+                partial.unlink()
+
+
+def age(path: Path) -> float:
+    """Seconds since the last change of a file, by the clock of the file system that it is on.
+
+    Nodes and file servers disagree about the time; a file that is touched now tells what the server takes it to be.
+    """
+    probe = path.with_name(f".clock.{own_identity()}")
+    probe.touch()
+    now = probe.stat().st_mtime
+    with suppress(FileNotFoundError):
+        probe.unlink()
+    return now - path.stat().st_mtime
+
+
+def glob_escape(text: str) -> str:
+    """Text that a glob pattern takes literally."""
+    return "".join(f"[{c}]" if c in "*?[" else c for c in text)
+
+
+def _sync_directory(directory: Path) -> None:
+    """Makes a rename in it last through a power failure."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

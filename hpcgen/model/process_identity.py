@@ -1,0 +1,48 @@
+"""Names a process so that others, also on other nodes, can tell whether it still runs: for files that it leaves behind."""
+
+import os
+import socket
+from functools import cache
+from pathlib import Path
+
+_SEPARATOR = "~"  # not in a host name, and harmless in a file name
+
+
+def own_identity() -> str:
+    """Host, process-id namespace, process id and start time of this process; fit for a file name."""
+    pid = os.getpid()
+    return _SEPARATOR.join([*_machine(), str(pid), _start_time(pid) or "0"])
+
+
+def is_dead(identity: str) -> bool | None:
+    """True or False for a process of this machine; None for one of which this machine cannot know."""
+    *machine, pid, started = identity.split(_SEPARATOR)
+    if tuple(machine) != _machine() or not pid.isdigit():
+        return None
+    # The start time tells a process from a later one that was given its number.
+    return _start_time(int(pid)) != started
+
+
+def describe(identity: str) -> str:
+    """For a message: 'process 123 on node7'."""
+    parts = identity.split(_SEPARATOR)
+    return f"process {parts[-2]} on {parts[0]}" if len(parts) >= 4 else identity
+
+
+@cache
+def _machine() -> tuple[str, str]:
+    try:
+        namespace = str(os.stat("/proc/self/ns/pid").st_ino)  # containers share a host name, but not process ids
+    except OSError:
+        namespace = "0"
+    return socket.gethostname().replace(_SEPARATOR, "-").replace("/", "-"), namespace
+
+
+def _start_time(pid: int) -> str | None:
+    """Clock ticks from boot to the start of a process; None if there is none, or only a zombie."""
+    try:
+        # The command name may hold spaces and parentheses; the fields after the last parenthesis are well-behaved.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else fields[19]

@@ -47,8 +47,8 @@ class InPlaceDevice:
     keeps_kv = True
 
     def __init__(self, source: WeightSource, binder: Binder, units: Sequence[str], store: HostStore):
-        self.parameters = InPlaceParameters(source, binder, units)
-        self.kv = InPlaceKV(store)
+        self.parameters: Parameters = InPlaceParameters(source, binder, units)
+        self.kv: KVPlacement = InPlaceKV(store)
 
     def enter(self, phase: Phase) -> None:
         """Both phases use the same memory."""

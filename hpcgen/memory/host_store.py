@@ -24,11 +24,11 @@ class HostStore:
     def __init__(self, layout: KVLayout, count: int, buffer: torch.Tensor | None = None):
         """`buffer`: uint8 memory of count * page_bytes to live in (shared by the ranks of a node); None: own memory."""
         if count < 1:
-            raise HpcgenError(
-                f"The host store has no room for one page of KV ({layout.page_bytes / 2**20:.2f} MiB). Raise --host-memory."
-            )
+            need = f"{layout.page_bytes / 2**20:.2f} MiB"
+            raise HpcgenError(f"The host store has no room for one page of KV ({need}). Raise --host-memory.")
         self.layout = layout
-        self.pages = (_anonymous(count * layout.page_bytes) if buffer is None else buffer).view(count, layout.page_bytes)
+        memory = _anonymous(count * layout.page_bytes) if buffer is None else buffer
+        self.pages = memory.view(count, layout.page_bytes)
         self._free = list(range(count - 1, -1, -1))
         self._layers = layout.views(self.pages)
 

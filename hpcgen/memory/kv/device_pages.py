@@ -9,7 +9,7 @@ import torch
 
 from hpcgen.kernels.attention.interface import KVPages
 from hpcgen.memory.host_store import HostStore, HostStoreFull
-from hpcgen.memory.kv.interface import Span
+from hpcgen.memory.kv.interface import KVAccess, Span
 from hpcgen.memory.streams import CopyStream
 from hpcgen.sequence import PAGE_TOKENS, Sequence, pages_for
 
@@ -33,9 +33,11 @@ class _Access:
 class DevicePagesKV:
     """`buffer`, uint8 on the device, holds as many pages as fit."""
 
+    stable = True
+
     def __init__(self, store: HostStore, buffer: torch.Tensor, stream: CopyStream):
         page_bytes = store.layout.page_bytes
-        self.count = self.max_sequence_pages = buffer.numel() // page_bytes
+        self.count = self.max_sequence_pages = self.microbatch_pages = buffer.numel() // page_bytes
         self._store, self._stream = store, stream
         self._pages = buffer[: self.count * page_bytes].view(self.count, page_bytes)
         self._layers = store.layout.views(self._pages)
@@ -78,7 +80,10 @@ class DevicePagesKV:
         sequence.pages = []
         sequence.kv_length = 0
 
-    def access(self, microbatches: Seq[Seq[Span]]) -> list[_Access]:
+    def table(self, sequence: Sequence) -> list[int]:
+        return self._tables[sequence.id]
+
+    def access(self, microbatches: Seq[Seq[Span]]) -> Seq[KVAccess]:
         return [_Access(self._layers, [self._tables[span.sequence.id] for span in spans]) for spans in microbatches]
 
     def advanced(self, sequence: Sequence) -> None:
@@ -89,9 +94,7 @@ class DevicePagesKV:
         """Copies pages [written, stop) to the host store."""
         start = self._written[sequence.id]
         table = self._tables[sequence.id]
-        self._stream.copy(
-            [(self._store.pages[sequence.pages[i]], self._pages[table[i]]) for i in range(start, stop)]
-        )
+        self._stream.copy([(self._store.pages[sequence.pages[i]], self._pages[table[i]]) for i in range(start, stop)])
         self._written[sequence.id] = max(start, sequence.kv_length // PAGE_TOKENS)
 
     def _allocate(self, count: int) -> list[int]:

@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence as Seq
 
-from hpcgen.kernels.attention.interface import KVPages
 from hpcgen.memory.host_store import HostStore
-from hpcgen.memory.kv.interface import Span
+from hpcgen.memory.kv.interface import KVAccess, Span
 from hpcgen.sequence import Sequence, pages_for
 
 
@@ -20,9 +19,11 @@ class _Access:
 class InPlaceKV:
     """The host store is the device's memory too."""
 
+    stable = True
+
     def __init__(self, store: HostStore):
         self._store = store
-        self.max_sequence_pages = store.count
+        self.max_sequence_pages = self.microbatch_pages = store.count
 
     def extend(self, sequence: Sequence, tokens: int) -> None:
         sequence.pages += self._store.allocate(max(0, pages_for(tokens) - len(sequence.pages)))
@@ -38,7 +39,10 @@ class InPlaceKV:
         sequence.pages = []
         sequence.kv_length = 0
 
-    def access(self, microbatches: Seq[Seq[Span]]) -> list[_Access]:
+    def table(self, sequence: Sequence) -> list[int]:
+        return sequence.pages
+
+    def access(self, microbatches: Seq[Seq[Span]]) -> Seq[KVAccess]:
         return [_Access(self._store, spans) for spans in microbatches]
 
     def advanced(self, sequence: Sequence) -> None:

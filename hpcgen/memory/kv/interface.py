@@ -36,6 +36,10 @@ class KVPlacement(Protocol):
 
     max_sequence_pages: int
     """Most pages that one sequence may come to need."""
+    microbatch_pages: int
+    """Most pages that the sequences of one microbatch may have."""
+    stable: bool
+    """Whether `table` stays as it is while a sequence is not extended; else it is made for each forward pass."""
 
     def extend(self, sequence: Sequence, tokens: int) -> None:
         """Gives the sequence pages for its first `tokens` tokens."""
@@ -49,7 +53,10 @@ class KVPlacement(Protocol):
     def drop(self, sequence: Sequence) -> None:
         """The sequence ended or lost its KV: its pages are free on the device and in the host store."""
 
-    def access(self, microbatches: Seq[Seq[Span]]) -> list[KVAccess]:
+    def table(self, sequence: Sequence) -> list[int]:
+        """Pages of a sequence as the attention backend is to see them, where they are `stable`."""
+
+    def access(self, microbatches: Seq[Seq[Span]]) -> Seq[KVAccess]:
         """Opens a forward pass over microbatches that run in this order at every layer."""
 
     def advanced(self, sequence: Sequence) -> None:

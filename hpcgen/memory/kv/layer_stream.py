@@ -13,7 +13,7 @@ from hpcgen.errors import HpcgenError
 from hpcgen.kernels.attention.interface import KVPages
 from hpcgen.memory.host_store import HostStore
 from hpcgen.memory.kv.in_place import InPlaceKV
-from hpcgen.memory.kv.interface import Span
+from hpcgen.memory.kv.interface import KVAccess, Span
 from hpcgen.memory.streams import CopyPair, CopyStream, Event
 from hpcgen.sequence import PAGE_TOKENS, Sequence, pages_for
 
@@ -59,10 +59,12 @@ class _Access:
 class LayerStreamKV(InPlaceKV):
     """`buffer`, uint8 on the device, is halved into two layers' pages. The host store holds all KV at all times."""
 
+    stable = False
+
     def __init__(self, store: HostStore, buffer: torch.Tensor, stream: CopyStream):
         super().__init__(store)
         layout = store.layout
-        self.buffer_pages = self.max_sequence_pages = buffer.numel() // 2 // layout.layer_bytes
+        self.buffer_pages = self.max_sequence_pages = self.microbatch_pages = buffer.numel() // 2 // layout.layer_bytes
         self._layout, self._stream = layout, stream
         self._slots = []
         for half in range(2):
@@ -71,7 +73,7 @@ class LayerStreamKV(InPlaceKV):
             self._slots.append(_Slot(rows, layout.layer_view(rows.view(layout.dtype))))
         self._accesses: list[_Access] = []
 
-    def access(self, microbatches: Seq[Seq[Span]]) -> list[_Access]:  # type: ignore[override]
+    def access(self, microbatches: Seq[Seq[Span]]) -> Seq[KVAccess]:
         self._accesses = [_Access(self, index, spans) for index, spans in enumerate(microbatches)]
         for slot in self._slots:
             slot.holds = None

@@ -1,0 +1,167 @@
+"""Puts an engine together for one process: model, weight file, memory, scheduler."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from hpcgen.coroutine.call import Stage
+from hpcgen.coroutine.lifecycle import Lifecycle
+from hpcgen.coroutine.wrapper import Policy
+from hpcgen.engine.engine import Activity, Engine
+from hpcgen.engine.forward import ForwardPass
+from hpcgen.engine.stopping import StopMatcherFactory, Stopping
+from hpcgen.errors import HpcgenError
+from hpcgen.kernels.select import select_attention, select_experts
+from hpcgen.memory.budget import DeviceBudget
+from hpcgen.memory.device import BudgetedDevice, Device, InPlaceDevice
+from hpcgen.memory.device_plan import DeviceNeeds, PhaseMemory, divide_for_decode, divide_for_prefill
+from hpcgen.memory.host_capacity import available_bytes
+from hpcgen.memory.host_store import HostStore
+from hpcgen.memory.streams import host_synchronize, open_copy_stream
+from hpcgen.model.causal import CausalModel
+from hpcgen.model.units import FINAL_NORM
+from hpcgen.model.weight_file import WeightFile
+from hpcgen.scheduler.plan import Limits, Phase, Topology
+from hpcgen.scheduler.scheduler import Scheduler
+from hpcgen.sequence import PAGE_TOKENS, pages_for
+
+HOST_SHARE = 0.6
+"""Of the available host memory, the share that the host store takes where the user names no size."""
+CUDA_SHARE = 0.9
+"""Of the free device memory, the share that is used where the user names no size; the rest is for CUDA's own needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How a rank runs a model. Sizes in bytes; None: chosen from the machine."""
+
+    max_model_len: int
+    dtype: torch.dtype = torch.bfloat16
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    device_memory: int | None = None
+    host_memory: int | None = None
+    """Host memory for KV."""
+    attention_microbatch: int = 1024
+    """`B_attn`: tokens of one attention call in prefill, sequences in decode."""
+    expert_batch: int = 4096
+    """`B_moe`: tokens of a wave, and most sequences that decode at once."""
+    decision_steps: int = 16
+    attention_backend: str | None = None
+    experts_backend: str | None = None
+
+
+@dataclass(slots=True)
+class Assembly:
+    """An engine and what it was put together from."""
+
+    engine: Engine
+    model: CausalModel
+    store: HostStore
+    device: Device
+    budget: DeviceBudget
+    phases: dict[Phase, PhaseMemory] | None
+    """Division of the device; None where everything is used in place."""
+
+
+def build_engine(
+    model: CausalModel,
+    weights: WeightFile,
+    options: EngineOptions,
+    stop_matcher: StopMatcherFactory,
+    lifecycle: Lifecycle | None = None,
+    policies: dict[Stage, Policy] | None = None,
+    on_progress: Callable[[Activity], None] = lambda activity: None,
+) -> Assembly:
+    """Raises HpcgenError where the memory does not suffice."""
+    layout = model.kv_layout
+    store = HostStore(layout, _host_pages(options, layout.page_bytes))
+    if options.device.type == "cuda":
+        store.pin()
+    limit = options.device_memory
+    if limit is None and options.device.type == "cuda":
+        limit = int(torch.cuda.mem_get_info(options.device)[0] * CUDA_SHARE)
+    budget = DeviceBudget(limit, options.device)
+    units = list(model.units)
+    phases = None
+    device: Device
+    if limit is None:
+        device = InPlaceDevice(weights, model, units, store)
+    else:
+        needs = _needs(model, weights, options)
+        phases = {Phase.PREFILL: divide_for_prefill(limit, needs), Phase.DECODE: divide_for_decode(limit, needs)}
+        stream = open_copy_stream(options.device)
+        synchronize = host_synchronize(options.device)
+        device = BudgetedDevice(weights, model, units, store, budget, phases, stream, synchronize)
+    in_pages = phases is not None and phases[Phase.DECODE].kv == "pages"
+    limits = Limits(
+        host_pages=store.count,
+        device_pages=phases[Phase.DECODE].kv_bytes // layout.page_bytes if phases and in_pages else None,
+        wave_tokens=options.expert_batch,
+        max_active=options.expert_batch,
+        decision_steps=min(options.decision_steps, PAGE_TOKENS),
+    )
+    model.experts_backend = select_experts(options.device, options.dtype, options.experts_backend)
+    attention = select_attention(options.device, options.dtype, options.attention_backend)
+    forward = ForwardPass(model, device, attention, options.expert_batch, policies)
+    engine = Engine(
+        Scheduler(Topology(), limits),
+        device,
+        forward,
+        Stopping(stop_matcher),
+        min(options.attention_microbatch, options.expert_batch),
+        lifecycle,
+        on_progress,
+    )
+    return Assembly(engine, model, store, device, budget, phases)
+
+
+def open_model(directory: Path, weights: WeightFile, options: EngineOptions) -> CausalModel:
+    """The model of a directory, to be bound to its weight file. Raises HpcgenError where they do not fit together."""
+    model = CausalModel.build(directory, options.dtype, options.device)
+    missing = [unit for unit in model.units if unit not in weights.units]
+    if missing:
+        raise HpcgenError(
+            f"The weight file {weights.path} has no {missing[0]}: it belongs to another model. Remove it and run again."
+        )
+    return model
+
+
+def _host_pages(options: EngineOptions, page_bytes: int) -> int:
+    memory = options.host_memory if options.host_memory is not None else int(available_bytes() * HOST_SHARE)
+    return memory // page_bytes
+
+
+def _needs(model: CausalModel, weights: WeightFile, options: EngineOptions) -> DeviceNeeds:
+    sequence_pages = pages_for(options.max_model_len)
+    unit_bytes = {}
+    for unit in model.units:
+        start, stop = weights.unit_range(unit)
+        unit_bytes[unit] = stop - start
+    microbatch = min(options.attention_microbatch, options.expert_batch)
+    return DeviceNeeds(
+        unit_bytes=unit_bytes,
+        always_resident=(FINAL_NORM,),
+        layout=model.kv_layout,
+        sequence_pages=sequence_pages,
+        microbatch_pages=2 * pages_for(microbatch),
+        active_pages=options.expert_batch * sequence_pages,
+        prefill_activations=_activations(model, microbatch, options.expert_batch),
+        decode_activations=_activations(model, microbatch, options.expert_batch),
+    )
+
+
+def _activations(model: CausalModel, microbatch: int, tokens: int) -> int:
+    """Estimate of the bytes that one sweep over `tokens` tokens works in, besides parameters and KV.
+
+    Two hidden states of every token wait in the coroutines; attention and head work on a microbatch, experts on all.
+    """
+    config = model.config.get_text_config()
+    hidden, heads = config.hidden_size, config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or hidden // heads
+    experts = getattr(config, "num_experts_per_tok", None) or 1
+    intermediate = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
+    wide = max(experts * (2 * intermediate + hidden), 2 * config.intermediate_size)
+    logits = 2 * microbatch * config.vocab_size * 4
+    return tokens * (2 * hidden + wide) * model.dtype.itemsize + microbatch * 4 * heads * head_dim * 4 + logits

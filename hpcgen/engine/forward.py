@@ -1,0 +1,87 @@
+"""One forward pass over microbatches, as coroutines on the hub, down to sampled tokens."""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from hpcgen.coroutine.call import Stage, YieldPoint
+from hpcgen.coroutine.hub import Hub
+from hpcgen.coroutine.wrapper import DEFAULT_POLICIES, Policy, wrap
+from hpcgen.engine.microbatch import attention_batch, page_table
+from hpcgen.engine.sampling import sample
+from hpcgen.kernels.attention.interface import AttentionBackend
+from hpcgen.memory.device import Device
+from hpcgen.memory.kv.interface import KVAccess, Span
+from hpcgen.model.causal import CausalModel
+from hpcgen.model.forward_context import ForwardContext
+from hpcgen.model.units import EMBEDDING, HEAD, layer_unit
+
+
+@dataclass(slots=True)
+class Microbatch:
+    """Input of one coroutine: T tokens of its spans, and the spans after whose last token one is sampled."""
+
+    spans: Seq[Span]
+    tokens: np.ndarray
+    """int64 [T]."""
+    starts: np.ndarray
+    """int64 [B]: tokens that each sequence has KV for already."""
+    stops: np.ndarray
+    """int64 [B]."""
+    sampled: Seq[int]
+    """Indices into `spans`."""
+    table: np.ndarray | None = None
+    """int32 [B, M], where it is known from an earlier step; else it comes from the KV."""
+
+
+class ForwardPass:
+    """The wrapped model. `run` is one step (decode) or one sweep (prefill)."""
+
+    def __init__(
+        self,
+        model: CausalModel,
+        device: Device,
+        attention: AttentionBackend,
+        expert_batch: int,
+        policies: dict[Stage, Policy] | None = None,
+    ):
+        """`policies` replace the default ones at the stages they name."""
+        self._model, self._device, self._attention = model, device, attention
+        self._head_unit = HEAD if HEAD in model.units else EMBEDDING
+        self.hub = Hub(self._bind, expert_batch)
+        chosen = DEFAULT_POLICIES | (policies or {})
+        for index in range(model.layers):
+            attention_point, experts_point = YieldPoint(index, Stage.ATTENTION), YieldPoint(index, Stage.EXPERTS)
+            wrap(model.layer(index), attention_point, self.hub, chosen[Stage.ATTENTION])
+            wrap(model.experts_stage(index), experts_point, self.hub, chosen[Stage.EXPERTS])
+        head = model.module.get_submodule(model.family.head)
+        wrap(head, YieldPoint(model.layers, Stage.HEAD), self.hub, chosen[Stage.HEAD])
+
+    @torch.inference_mode()
+    def run(self, microbatches: Seq[Microbatch]) -> list[list[int]]:
+        """Adds the microbatches' KV and returns the tokens sampled in each, in the order of its `sampled`."""
+        # inference_mode leaks between greenlets: it is entered once, outside of them.
+        accesses = self._device.kv.access([microbatch.spans for microbatch in microbatches])
+        return self.hub.run([self._coroutine(m, access) for m, access in zip(microbatches, accesses, strict=True)])
+
+    def _coroutine(self, microbatch: Microbatch, access: KVAccess) -> Callable[[], list[int]]:
+        def forward() -> list[int]:
+            model = self._model
+            table = page_table(access.tables) if microbatch.table is None else microbatch.table
+            batch = attention_batch(microbatch.starts, microbatch.stops, table, model.device)
+            self._attention.plan(batch)
+            self._device.parameters.require(EMBEDDING)
+            hidden = model.embed(torch.from_numpy(microbatch.tokens).to(model.device))
+            rows = batch.query_offsets[1:].long()[list(microbatch.sampled)] - 1
+            context = ForwardContext(batch, self._attention, access.kv, access.layer_done)
+            logits = model.forward(hidden, context, rows.to(model.device))
+            return sample(logits, [microbatch.spans[i].sequence for i in microbatch.sampled]) if len(rows) else []
+
+        return forward
+
+    def _bind(self, point: YieldPoint) -> None:
+        unit = self._head_unit if point.stage is Stage.HEAD else layer_unit(point.layer)
+        self._device.parameters.require(unit)

@@ -9,10 +9,13 @@ import torch
 from torch import nn
 from transformers import AttentionInterface
 
+from hpcgen.model.errors import ModelError
 from hpcgen.model.forward_context import ForwardContext
 
 IMPLEMENTATION = "hpcgen"
 """The name under which attention and experts are registered with transformers."""
+_WITHOUT_EFFECT = {"dropout", "is_causal", "output_attentions", "position_ids", "use_cache"}
+"""Arguments of the attention function that change nothing in inference over causal pages."""
 
 
 def paged_attention(
@@ -28,7 +31,11 @@ def paged_attention(
     forward_context: ForwardContext,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """query [1, H, T, D] -> [1, T, H, Dv]. `key` and `value` are already in the pages; `s_aux` [H] are the sinks."""
+    """query [1, H, T, D] -> [1, T, H, Dv]. `key` and `value` are already in the pages; `s_aux` [H] are the sinks.
+
+    Raises ModelError where the definition asks for something that paged attention does not do.
+    """
+    _refuse_unknown(module, attention_mask, kwargs)
     layer: int = module.layer_idx  # type: ignore[assignment]
     attended = forward_context.attention.attend(
         query[0].transpose(0, 1),
@@ -40,6 +47,20 @@ def paged_attention(
     )
     forward_context.layer_done(layer)
     return attended[None], None
+
+
+def _refuse_unknown(module: nn.Module, attention_mask: torch.Tensor | None, kwargs: dict[str, Any]) -> None:
+    asked = [
+        name
+        for name, value in kwargs.items()
+        if name not in _WITHOUT_EFFECT and value is not None and value is not False
+    ]
+    if attention_mask is not None:
+        asked.append("an attention mask or bias of its own")
+    if kwargs.get("is_causal") is False:
+        asked.append("attention that is not causal")
+    if asked:
+        raise ModelError(f"{type(module).__name__} is not supported: it needs {', '.join(asked)} in attention.")
 
 
 AttentionInterface.register(IMPLEMENTATION, paged_attention)

@@ -56,7 +56,12 @@ class CausalModel:
         self.units = units_of(module, family, self.layers)
         self._binder = UnitBinder(module, self.units)
         self._embedding = module.get_submodule(family.embedding)
+        # `past_key_values` is its name before transformers 5.22 or so.
+        parameters = inspect.signature(module.forward).parameters
+        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
         self.kv_layout: KVLayout = self._probe()
+        for unit in self.units:
+            self._binder.unbind(unit)
 
     @classmethod
     def build(
@@ -140,7 +145,7 @@ class CausalModel:
         arguments = {
             "inputs_embeds": hidden_TD[None],
             "position_ids": context.batch.positions[None],
-            "cache": PagedCache(context),
+            self._cache_argument: PagedCache(context),
             "use_cache": True,
             "forward_context": context,
         }

@@ -28,6 +28,10 @@ class ForwardContext:
     layer_done: Callable[[int], None] = _nothing
     """Called when a layer has written its new KV and read what it needs: its pages may be copied away."""
 
+    def write(self, layer_index: int, first_GTD: torch.Tensor, second_GTD: torch.Tensor) -> None:
+        """Writes the new tokens' KV of a layer to their slots, heads before tokens as transformers has them."""
+        self.attention.write(self.kv(layer_index), first_GTD.transpose(0, 1), second_GTD.transpose(0, 1), self.batch)
+
 
 class PagedCache(Cache):
     """The `Cache` that a transformers model writes to: new KV go to their slots in the pages, and come back alone.
@@ -43,10 +47,7 @@ class PagedCache(Cache):
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """key_states [1, G, T, D] and value_states [1, G, T, Dv], returned as they came."""
-        context = self.context
-        context.attention.write(
-            context.kv(layer_idx), key_states[0].transpose(0, 1), value_states[0].transpose(0, 1), context.batch
-        )
+        self.context.write(layer_idx, key_states[0], value_states[0])
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

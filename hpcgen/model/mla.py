@@ -15,7 +15,7 @@ from transformers.models.deepseek_v2 import modeling_deepseek_v2
 from transformers.models.deepseek_v3 import modeling_deepseek_v3
 
 from hpcgen.model.errors import ModelError
-from hpcgen.model.forward_context import ForwardContext, PagedCache
+from hpcgen.model.forward_context import ForwardContext
 from hpcgen.model.linear import dense_weight
 
 Rotary = Literal["half", "pairs", "complex"]
@@ -42,21 +42,19 @@ class AbsorbedAttention:
         hidden_states: torch.Tensor,
         position_embeddings: Any,
         attention_mask: torch.Tensor | None = None,
-        cache: PagedCache | None = None,
         *,
         forward_context: ForwardContext,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
         """hidden_states [1, T, D] -> [1, T, D]."""
         a, context = self.attention, forward_context
-        assert cache is not None
         tokens = hidden_states.shape[1]
         q_nope_THN, q_rope_THP = self._query(hidden_states)
         latent, k_rope = a.kv_a_proj_with_mqa(hidden_states).split([a.kv_lora_rank, a.qk_rope_head_dim], -1)
         latent = a.kv_a_layernorm(latent).view(1, 1, tokens, a.kv_lora_rank)
         k_rope = k_rope.view(1, 1, tokens, a.qk_rope_head_dim)
         q_rope, k_rope = self.rotate(q_rope_THP.transpose(0, 1)[None], k_rope, position_embeddings)
-        cache.update(latent, k_rope, a.layer_idx)
+        context.write(a.layer_idx, latent[0], k_rope[0])
         weight_HXR = dense_weight(a.kv_b_proj, hidden_states.dtype).view(
             -1, a.qk_nope_head_dim + a.v_head_dim, a.kv_lora_rank
         )

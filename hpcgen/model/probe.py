@@ -51,7 +51,8 @@ class ProbeAttention:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         self.windows.append(sliding_window)
-        return query.new_empty(*query.shape[:2], self.written[-1][1][1])
+        value_dim = self.written[-1][1][1] if self.written else query.shape[2]
+        return query.new_empty(*query.shape[:2], value_dim)
 
     def attend_latent(
         self, query_latent: torch.Tensor, query_rope: torch.Tensor, kv: KVPages, batch: AttentionBatch, scale: float

@@ -1,0 +1,200 @@
+"""Tokenization ahead of the engine, in worker processes, by a bounded number of requests."""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcgen.batch.reader import BatchInput, Line, read_line
+from hpcgen.batch.request import InvalidRequest, RequestError
+from hpcgen.errors import HpcgenError
+from hpcgen.sequence import Sequence
+
+if TYPE_CHECKING:
+    from hpcgen.batch.tokenization import RequestTokenizer
+
+_LINES_PER_TASK = 16
+"""Large enough that handing tasks over costs little beside tokenization, small enough that the first come soon."""
+
+
+class IntakeError(HpcgenError):
+    """Tokenization as a whole cannot go on."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True, slots=True)
+class IntakeItem:
+    """A request ready for the engine, or the reason why it never will be."""
+
+    request: int
+    """Position in the input, from 0."""
+    sequences: list[Sequence] = field(default_factory=list)
+    """One for each sample; empty if there is an error."""
+    error: RequestError | None = None
+
+
+class Intake:
+    """Requests in input order, read, templated and tokenized by worker processes.
+
+    Args:
+        batch_input: the input.
+        model_directory: Hugging Face directory with the tokenizer.
+        run_seed: seed of requests that have none of their own.
+        max_model_len: most tokens of a sequence.
+        skip: `skip(index)` is true for requests that are finished already.
+        workers: worker processes; one tokenizes some 10^5 to 10^6 tokens a second.
+        ahead: most requests that are tokenized, or in work, and not yet taken.
+
+    The workers start with the first request, not before. Use it as a context manager, or call `close`.
+    """
+
+    def __init__(
+        self,
+        batch_input: BatchInput,
+        model_directory: str | Path,
+        run_seed: int,
+        max_model_len: int,
+        skip: Callable[[int], bool] = lambda index: False,
+        workers: int = 1,
+        ahead: int = 512,
+    ) -> None:
+        self._input = batch_input
+        self._skip = skip
+        self._ahead = ahead
+        self._next = 0
+        self._tasks: deque[tuple[int, Future[list[IntakeItem]]]] = deque()
+        self._items: deque[IntakeItem] = deque()
+        self._in_work = 0
+        # Spawned, not forked: the parent has threads, an accelerator's context and MPI, none of which survives a fork.
+        self._pool = ProcessPoolExecutor(
+            max_workers=workers,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_start_worker,
+            initargs=(
+                str(batch_input.path),
+                batch_input.max_line_bytes,
+                str(model_directory),
+                run_seed,
+                max_model_len,
+            ),
+        )
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every request has been taken."""
+        self._submit()
+        return not self._tasks and not self._items
+
+    def take(self, block: bool) -> IntakeItem | None:
+        """The next request. None when there is none left, or, without `block`, none ready.
+
+        Raises:
+            IntakeError: a worker process died, or could not start.
+        """
+        self._submit()
+        if not self._items and self._tasks and (block or self._tasks[0][1].done()):
+            lines, task = self._tasks.popleft()
+            try:
+                self._items.extend(task.result())
+            except BrokenProcessPool:
+                raise IntakeError(
+                    "a tokenization worker died (killed for memory, or by a signal, or its start failed: "
+                    "its own message, if any, is above); run the same command again to continue"
+                ) from None
+            self._in_work -= lines
+        if not self._items:
+            return None
+        item = self._items.popleft()
+        self._submit()
+        return item
+
+    def close(self) -> None:
+        """Stop the workers; what they have not begun is dropped."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def __enter__(self) -> "Intake":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _submit(self) -> None:
+        """Keep at most `ahead` requests in work or waiting to be taken."""
+        while self._next < len(self._input):
+            room = self._ahead - self._in_work - len(self._items)
+            if room < min(_LINES_PER_TASK, self._ahead):
+                return
+            lines: list[Line] = []
+            while len(lines) < min(_LINES_PER_TASK, room) and self._next < len(self._input):
+                if not self._skip(self._next):
+                    lines.append(self._input.line(self._next))
+                self._next += 1
+            if lines:
+                try:
+                    self._tasks.append((len(lines), self._pool.submit(_tokenize, lines)))
+                except BrokenProcessPool:
+                    failed: Future[list[IntakeItem]] = Future()
+                    failed.set_exception(BrokenProcessPool())
+                    self._tasks.append((len(lines), failed))
+                self._in_work += len(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    """State of a worker process, set once by its initializer."""
+
+    fd: int
+    max_line_bytes: int
+    tokenizer: "RequestTokenizer"
+
+
+_worker: _Worker | None = None
+
+
+def _start_worker(path: str, max_line_bytes: int, model_directory: str, run_seed: int, max_model_len: int) -> None:
+    global _worker
+    # Signals that a scheduler or a terminal sends to the whole job are the parent's to handle; it stops us in the end.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    # transformers imports torch if it is there, a second and 200 MB for nothing here; None in sys.modules hides it.
+    os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+    from hpcgen.batch.tokenization import RequestTokenizer
+
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    _worker = _Worker(fd, max_line_bytes, RequestTokenizer(model_directory, run_seed, max_model_len))
+
+
+def _exit_with_parent() -> None:
+    """The pool's queue gives no sign of a parent that was killed: without this the worker would wait for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
+def _tokenize(lines: list[Line]) -> list[IntakeItem]:
+    assert _worker is not None
+    return [_item(_worker, line) for line in lines]
+
+
+def _item(worker: _Worker, line: Line) -> IntakeItem:
+    request = read_line(worker.fd, line, worker.max_line_bytes)
+    if isinstance(request, RequestError):
+        return IntakeItem(line.index, error=request)
+    try:
+        return IntakeItem(line.index, worker.tokenizer.sequences(request))
+    except InvalidRequest as error:
+        return IntakeItem(line.index, error=RequestError.of(error, request.line, request.custom_id))

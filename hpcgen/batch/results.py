@@ -1,0 +1,178 @@
+"""Results of a run: from finished sequences to lines in the journal, and from there to the output files."""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from hpcgen.batch.detokenization import Detokenizer
+from hpcgen.batch.durable import USER_FILE_MODE
+from hpcgen.batch.journal import Journal
+from hpcgen.batch.reader import BatchInput
+from hpcgen.batch.request import Request, RequestError
+from hpcgen.batch.response import error_line, output_line
+from hpcgen.batch.run_directory import RunDirectory
+from hpcgen.batch.sub_batches import Counts, SubBatches, write_outputs
+from hpcgen.errors import HpcgenError
+from hpcgen.sequence import Sequence
+
+
+class OutputError(HpcgenError):
+    """An output file cannot be written."""
+
+
+def error_path(output: Path) -> Path:
+    """Where the errors go, beside the output: results.jsonl and results.errors.jsonl."""
+    return output.with_name(f"{output.stem}.errors{output.suffix}")
+
+
+def check_output_path(output: Path) -> None:
+    """Before any work: whether the output can be written at the end.
+
+    Raises:
+        OutputError: it is a directory, or its directory does not exist or is not writable.
+    """
+    if output.is_dir():
+        raise OutputError(f"the output {output} is a directory; give the name of a file")
+    if not output.parent.is_dir():
+        raise OutputError(f"cannot write the output {output}: there is no directory {output.parent}")
+    if not os.access(output.parent, os.W_OK | os.X_OK):
+        raise OutputError(f"cannot write the output {output}: {output.parent} is not writable")
+
+
+class Results:
+    """Takes finished sequences and failed requests; a request is finished when its line is durable in the journal.
+
+    Args:
+        run_directory: open; its journal is made or continued.
+        batch_input: the input; a finished request is read from it again to answer it.
+        detokenizer: of the model.
+        sub_batch: requests of a sub-batch; None: no partial results.
+        sync_seconds: see Journal.
+
+    Raises:
+        JournalError: the journal cannot be opened.
+    """
+
+    def __init__(
+        self,
+        run_directory: RunDirectory,
+        batch_input: BatchInput,
+        detokenizer: Detokenizer,
+        sub_batch: int | None = None,
+        sync_seconds: float = 2.0,
+    ) -> None:
+        self._run_directory = run_directory
+        self._input = batch_input
+        self._detokenizer = detokenizer
+        self._run_id = run_directory.manifest.id
+        self._model = Path(run_directory.manifest.model.path).name
+        self._samples: dict[int, list[Sequence]] = {}
+        self.journal = Journal(run_directory.journal_path, len(batch_input), sync_seconds)
+        self.finished = int(np.count_nonzero(self.journal.offsets >= 0))
+        """Requests whose record is durable."""
+        self.sub_batches = SubBatches(self.journal, run_directory.sub_batches, sub_batch) if sub_batch else None
+        if self.sub_batches is not None:
+            self.sub_batches.release_missing()
+
+    @property
+    def failed(self) -> int:
+        """Requests that ended in an error, durable or not."""
+        return int(np.count_nonzero((self.journal.offsets >= 0) & ~self.journal.ok))
+
+    @property
+    def complete(self) -> bool:
+        """Whether every request is finished, and durably so."""
+        return self.finished == len(self._input)
+
+    def is_finished(self, request: int) -> bool:
+        """Whether a request needs no more work; what `Intake` skips."""
+        return self.journal.finished(request)
+
+    def unassembled(self) -> Iterator[Sequence]:
+        """Finished sequences whose request waits for other samples: a checkpoint must hold them."""
+        for samples in self._samples.values():
+            yield from samples
+
+    def finish(self, sequence: Sequence) -> None:
+        """A sequence has ended, by a stop, its length, or an error of its own. Its request may still wait for others.
+
+        Raises:
+            JournalError: the journal cannot be written.
+        """
+        if self.journal.finished(sequence.request):
+            return  # another sample of the request has failed
+        request = self._input.read(sequence.request)
+        if isinstance(request, RequestError):
+            raise OutputError(f"{self._input.path} has changed during the run: {request.message}")
+        if sequence.error is not None:
+            message = f"line {request.line}: {sequence.error}"
+            self.fail(
+                request.index,
+                RequestError(
+                    line=request.line, code="sequence_failed", message=message, custom_id=request.custom_id, status=500
+                ),
+            )
+            return
+        samples = self._samples.setdefault(request.index, [])
+        samples.append(sequence)
+        if len(samples) == request.body.samples:
+            del self._samples[request.index]
+            samples.sort(key=lambda sample: sample.sample)
+            self._append(request, samples)
+
+    def fail(self, request: int, error: RequestError) -> None:
+        """A request has ended in an error.
+
+        Raises:
+            JournalError: the journal cannot be written.
+        """
+        self._samples.pop(request, None)
+        self.journal.append(request, False, error_line(self._run_id, request, error))
+        self.sync()
+
+    def sync(self, now: bool = False) -> int:
+        """Make finished requests durable, if it is time or `now`, and release complete sub-batches; how many became so.
+
+        Raises:
+            JournalError, OutputError: they cannot be written.
+            LockedError: another process has taken the run directory over.
+        """
+        self._run_directory.check_lock()
+        durable = self.journal.sync(now)
+        self.finished += len(durable)
+        if self.sub_batches is not None:
+            try:
+                for request in durable:
+                    self.sub_batches.note(request)
+            except OSError as error:
+                raise OutputError(f"cannot write a sub-batch: {error}") from None
+        return len(durable)
+
+    def write_outputs(self, output: str | Path, errors: str | Path | None = None) -> Counts:
+        """Write the lines of all finished requests, in the input's order, to the output or the error file.
+
+        Args:
+            output: takes its place in one step.
+            errors: by default beside the output, see `error_path`.
+
+        Raises:
+            OutputError: a file cannot be written.
+        """
+        self.sync(now=True)
+        output = Path(output)
+        errors = error_path(output) if errors is None else Path(errors)
+        try:
+            return write_outputs(self.journal, slice(None), output, errors, empty_errors=True, mode=USER_FILE_MODE)
+        except OSError as error:
+            raise OutputError(f"cannot write the output {output} or {errors}: {error.strerror}") from None
+
+    def close(self) -> None:
+        self.journal.close()
+
+    def _append(self, request: Request, samples: list[Sequence]) -> None:
+        line = output_line(self._run_id, request, samples, self._detokenizer, self._model, int(time.time()))
+        self.journal.append(request.index, True, line)
+        self.sync()

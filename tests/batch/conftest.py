@@ -1,0 +1,64 @@
+"""A small real model directory: byte-level BPE trained on a few sentences, with a chat template; no weights."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message.role not in ['system', 'user', 'assistant', 'tool'] %}"
+    "{{ raise_exception('unknown role ' + message.role) }}{% endif %}"
+    "<|start|>{{ message.role }}\n{{ message.content }}<|end|>\n{% endfor %}"
+    "{% if shout %}LOUD {% endif %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+VOCABULARY_SIZE = 400
+
+
+@pytest.fixture(scope="session")
+def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("models") / "tiny-model"
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY_SIZE - 20,
+        special_tokens=["<|start|>", "<|end|>", "<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["the quick brown fox jumps over the lazy dog, and stops"] * 20, trainer)
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|endoftext|>", chat_template=CHAT_TEMPLATE
+    ).save_pretrained(directory)
+    (directory / "config.json").write_text(
+        json.dumps({"model_type": "llama", "vocab_size": VOCABULARY_SIZE, "eos_token_id": 1})
+    )
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 2]}))
+    return directory
+
+
+@pytest.fixture(scope="session")
+def tokenizer(model_directory: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(model_directory / "tokenizer.json"))
+
+
+def chat(custom_id: str = "a", **body: Any) -> dict[str, Any]:
+    """A chat request as it stands in the input."""
+    body = {"messages": [{"role": "user", "content": "hello"}]} | body
+    return {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body}
+
+
+def completion(custom_id: str = "a", **body: Any) -> dict[str, Any]:
+    """A completion request as it stands in the input."""
+    return {"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": {"prompt": "hello"} | body}
+
+
+def write_lines(path: Path, lines: list[Any]) -> Path:
+    """Lines that are bytes go as they are, others as JSON."""
+    path.write_bytes(b"".join(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n" for line in lines))
+    return path

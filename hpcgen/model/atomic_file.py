@@ -20,8 +20,8 @@ def written_aside(destination: Path) -> Iterator[int]:
     writes its own file, and the last rename stays. Partial files of dead processes are removed first.
     """
     destination.parent.mkdir(parents=True, exist_ok=True)
-    remove_abandoned(destination)
-    partial = destination.with_name(f".{destination.name}.{own_identity()}{PARTIAL_SUFFIX}")
+    remove_abandoned(destination.parent)
+    partial = destination.with_name(f".{own_identity()}@{destination.name}{PARTIAL_SUFFIX}")
     descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
         try:
@@ -37,12 +37,10 @@ def written_aside(destination: Path) -> Iterator[int]:
     _sync_directory(destination.parent)
 
 
-def remove_abandoned(destination: Path) -> None:
-    """Removes what dead processes left behind of their attempts to write `destination`."""
-    prefix = f".{destination.name}."
-    for partial in destination.parent.glob(f"{glob_escape(prefix)}*{PARTIAL_SUFFIX}"):
-        identity = partial.name.removeprefix(prefix).removesuffix(PARTIAL_SUFFIX)
-        dead = is_dead(identity)
+def remove_abandoned(directory: Path) -> None:
+    """Removes the partial files that dead processes left in a directory."""
+    for partial in directory.glob(f".*~*@*{PARTIAL_SUFFIX}"):
+        dead = is_dead(partial.name[1:].partition("@")[0])
         with suppress(FileNotFoundError):
             if dead or (dead is None and age(partial) > ABANDONED_AFTER):
                 partial.unlink()
@@ -59,11 +57,6 @@ def age(path: Path) -> float:
     with suppress(FileNotFoundError):
         probe.unlink()
     return now - path.stat().st_mtime
-
-
-def glob_escape(text: str) -> str:
-    """Text that a glob pattern takes literally."""
-    return "".join(f"[{c}]" if c in "*?[" else c for c in text)
 
 
 def _sync_directory(directory: Path) -> None:

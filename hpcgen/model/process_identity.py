@@ -1,11 +1,12 @@
-"""Names a process so that others, also on other nodes, can tell whether it still runs: for files that it leaves behind."""
+"""Names a process so that others, also on other nodes, can tell whether it still runs: for the files that it leaves."""
 
 import os
+import re
 import socket
 from functools import cache
 from pathlib import Path
 
-_SEPARATOR = "~"  # not in a host name, and harmless in a file name
+_SEPARATOR = "~"  # not in a host name
 
 
 def own_identity() -> str:
@@ -35,7 +36,7 @@ def _machine() -> tuple[str, str]:
         namespace = str(os.stat("/proc/self/ns/pid").st_ino)  # containers share a host name, but not process ids
     except OSError:
         namespace = "0"
-    return socket.gethostname().replace(_SEPARATOR, "-").replace("/", "-"), namespace
+    return re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname()), namespace
 
 
 def _start_time(pid: int) -> str | None:

@@ -251,6 +251,8 @@ def decode(path: Path, head: bytes, file_size: int) -> Header:
         )
     except (KeyError, TypeError, ValueError) as problem:
         raise _damaged(path, f"its header contradicts itself ({problem})") from problem
+    if origin % ALIGNMENT:
+        raise _damaged(path, "its data does not start on a page")
     if file_size != header.file_size:
         missing = "cut off" if file_size < header.file_size else "longer than it should be"
         raise _damaged(path, f"it is {missing}: {file_size} bytes, of {header.file_size}")

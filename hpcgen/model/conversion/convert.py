@@ -169,6 +169,6 @@ def _check_space(destination: Path, needed: int) -> None:
     free = shutil.disk_usage(parent).free
     if needed > free:
         raise WeightFileError(
-            f"The weight file {destination} needs {needed / 2**30:.1f} GiB, but {parent} has {free / 2**30:.1f} GiB free. "
-            "Free some, or choose another place: `hpcgen convert MODEL_DIRECTORY FILE`, or set HPCGEN_CACHE."
+            f"The weight file {destination} needs {needed / 2**30:.1f} GiB, but {parent} has {free / 2**30:.1f} GiB "
+            "free. Free some, or choose another place: `hpcgen convert MODEL_DIRECTORY FILE`, or set HPCGEN_CACHE."
         )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, build_glob_alternation, rename_source_key
 
@@ -40,7 +40,7 @@ class Definition:
     def __init__(self, directory: Path, dtype: torch.dtype | None):
         """`dtype` None takes the configuration's, and bfloat16 if it has none."""
         model_type, config = read_config(directory)
-        self.dtype: torch.dtype = dtype or _config_dtype(config.dtype)
+        self.dtype = target_dtype(config, dtype)
         with torch.device("meta"):
             self.model: PreTrainedModel = definition_of(model_type, config)._from_config(config, dtype=self.dtype)
         self.family: Family = family_of(model_type, self.model)
@@ -98,7 +98,9 @@ class Definition:
         return dtypes
 
 
-def _config_dtype(dtype: torch.dtype | str | None) -> torch.dtype:
-    if isinstance(dtype, str):
-        dtype = getattr(torch, dtype.removeprefix("torch."), None)
-    return dtype if dtype in (torch.bfloat16, torch.float16, torch.float32) else torch.bfloat16
+def target_dtype(config: PreTrainedConfig, dtype: torch.dtype | None) -> torch.dtype:
+    """What weights are converted to: `dtype`, or the configuration's, or bfloat16."""
+    named = config.dtype if dtype is None else dtype
+    if isinstance(named, str):
+        named = getattr(torch, named.removeprefix("torch."), None)
+    return named if named in (torch.bfloat16, torch.float16, torch.float32) else torch.bfloat16

@@ -27,7 +27,7 @@ class EntryWriter:
         Raises:
             WeightFileError: the disk is full.
         """
-        content = memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+        content = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
         if self._written + len(content) > self._entry.bytes:
             raise ValueError(f"more than the {self._entry.bytes} bytes of {self._entry.key}")
         for start in range(0, len(content), _SLICE):

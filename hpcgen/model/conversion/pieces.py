@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from copy import deepcopy
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -87,7 +87,10 @@ def _run(
     converter = deepcopy(group.converter)
     fp8 = tensors[0].dtype == torch.float8_e4m3fn  # which torch can hardly do anything with, so it goes as bytes
     for source, tensor in zip(sources, tensors, strict=True):
-        converter.add_tensor(group.name, source.data.key, source.pattern, tensor.view(torch.uint8) if fp8 else tensor)
+        assert source.pattern is not None
+        # The annotation of the last argument says Future, but tensors are what transformers itself gives when it saves.
+        given: Any = tensor.view(torch.uint8) if fp8 else tensor
+        converter.add_tensor(group.name, source.data.key, source.pattern, given)
     made = converter.convert(group.name, model=definition.model, config=definition.model.config)
     whole = {name: tensor[0] if isinstance(tensor, list) else tensor for name, tensor in made.items()}
     return {name: tensor.view(torch.float8_e4m3fn) if fp8 else tensor for name, tensor in whole.items()}

@@ -117,7 +117,8 @@ def _groups(
     checkpoint: Checkpoint, definition: Definition, quantization: Quantization | None, targets: dict[str, Target]
 ) -> tuple[dict[str, Group], list[str], list[str]]:
     groups: dict[str, Group] = {}
-    unexpected, skipped = [], []
+    unexpected: list[str] = []
+    skipped: list[str] = []
     keys = checkpoint.tensors
     for key in sorted(keys, key=dot_natural_key):
         if is_companion(key, quantization, keys):
@@ -186,7 +187,7 @@ def _check_shape(group: Group, target: Target, quantization: Quantization | None
         fits = counts == {target.shape[0]} and sum(map(prod, shapes)) == prod(target.shape)
     else:
         return  # only running the converter tells
-    if not fits or len(shapes) > 1 and group.converter is None:
+    if not fits or (len(shapes) > 1 and group.converter is None):
         found = list(found) if isinstance(found, tuple) else found
         raise ConversionError(
             f"{group.sources[0].data.file}: {target.name} has shape {list(target.shape)} by config.json, but the "

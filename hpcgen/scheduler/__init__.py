@@ -1,4 +1,4 @@
-"""The policy: which sequences are prefilled, run, wait, move and give way. Pure Python; the cluster is a view in pages."""
+"""The policy: which sequences are prefilled, run, wait, move and give way. Pure Python, in pages and tokens."""
 
 from hpcgen.scheduler.admission import NeverFits
 from hpcgen.scheduler.plan import Chunk, Limits, Migration, Phase, Plan, RankPlan, Report, Topology

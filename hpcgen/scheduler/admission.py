@@ -58,8 +58,8 @@ def fill_wave(cluster: Cluster, plans: list[RankPlan]) -> bool:
     room = {rank.index: cluster.limits.wave_tokens for rank in cluster.ranks if rank.alive}
     for node in cluster.nodes:
         least = [(-room[rank.index], rank.index) for rank in node.ranks]
-        for sequence in sorted(node.prefilling):
-            if not least or not _give(cluster.sequences[sequence], least, room, plans):
+        for index in sorted(node.prefilling):
+            if not least or not _give(cluster.sequences[index], least, room, plans):
                 break
     least = [(-tokens, rank) for rank, tokens in room.items()]
     heapq.heapify(least)

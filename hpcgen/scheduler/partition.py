@@ -22,22 +22,16 @@ def spread(cluster: Cluster, plans: list[RankPlan]) -> None:
     Idle ranks of the own node are used first; to another node they MIGRATE when they are written back.
     """
     idle = [rank for rank in cluster.ranks if rank.alive and not rank.active]
-    spoken_for = len(cluster.migrating) + sum(len(node.suspended) + len(node.departing) for node in cluster.nodes)
-    idle = idle[spoken_for:]
+    idle = idle[len(cluster.sequences) - sum(len(rank.active) for rank in cluster.ranks) :]
     for rank in sorted(cluster.ranks, key=lambda r: -len(r.active)):
-        while len(rank.active) > 1 and idle:
+        while len(rank.active) > 1 and idle and not plans[rank.index].resume:
             target = _nearest(idle, rank, cluster.limits.migrate)
             if target is None:
                 break
             idle.remove(target)
             sequence = rank.active[max(rank.active)]
-            cluster.suspend(sequence)
+            cluster.suspend(sequence, NOWHERE if target.node == rank.node else target.node)
             plans[rank.index].suspend.append(sequence.id)
-            if target.node != rank.node:
-                node = cluster.nodes[rank.node]
-                node.suspended.remove(sequence.id)
-                sequence.destination = target.node
-                node.departing.append(sequence.id)
 
 
 def _nearest(idle: list[Rank], rank: Rank, migrate: bool) -> Rank | None:
@@ -48,13 +42,11 @@ def _nearest(idle: list[Rank], rank: Rank, migrate: bool) -> Rank | None:
 
 
 def depart(cluster: Cluster) -> list[Migration]:
-    """MIGRATE what was YIELDed for it in the last plan, where its destination still can hold it."""
+    """MIGRATE what was YIELDed for it in the last plan, where its destination can still hold it."""
     migrations = []
     for node in cluster.nodes:
         for index in node.departing:
-            sequence = cluster.sequences.get(index)
-            if sequence is None or sequence.destination == NOWHERE or index in cluster.migrating:
-                continue
+            sequence = cluster.sequences[index]
             target = cluster.nodes[sequence.destination]
             if target.ranks and cluster.host_room(target) >= sequence.pages + 1:
                 migrations.append(move(cluster, sequence, sequence.destination))

@@ -35,7 +35,7 @@ class PhaseChoice:
         """Whether a node has nothing suspended, nor can get it by MIGRATE, and too few active."""
         nodes = self.cluster.nodes
         elsewhere = self.cluster.limits.migrate and any(node.suspended for node in nodes)
-        if elsewhere or self.cluster.migrating and not any(node.active for node in nodes):
+        if elsewhere:
             return False
         return any(self._is_dry(node, load) for node, load in zip(nodes, self.full_load, strict=True))
 

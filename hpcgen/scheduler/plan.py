@@ -43,7 +43,7 @@ class Limits:
     max_active: int = 1024
     """Most sequences one rank decodes at once (`B_moe` of the decode)."""
     decision_steps: int = PAGE_TOKENS
-    """Decode steps between two decisions; at most PAGE_TOKENS, so that a sequence fills at most one page between them."""
+    """Decode steps between two decisions; at most PAGE_TOKENS, so that a sequence needs at most one page more."""
     watermark: float = 0.9
     """Prefill goes on until this share of the host store is in use."""
     refill_below: float = 0.5

@@ -74,7 +74,7 @@ def migrate(cluster: Cluster, steps: int) -> list[Migration]:
     takers = [
         (node.active + node.incoming, index)
         for index, node in enumerate(cluster.nodes)
-        if node.ranks and not node.suspended
+        if node.ranks and not node.suspended and not any(rank.yielding for rank in node.ranks)
     ]
     heapq.heapify(givers)
     heapq.heapify(takers)

@@ -73,19 +73,22 @@ class Scheduler:
     def lose_rank(self, rank: int, node_lost: bool = False) -> None:
         """A rank died, and with `node_lost`, or as the last of its node, the host store of its node too.
 
-        What it decoded since its last report is lost. Of its active sequences the filled pages are in the host
-        store, the last page is not (in place, all is).
+        What it did since its last report is lost. Of its active sequences the filled pages are in the host store, the
+        last page is not (in place, all is). A MIGRATE to a lost node is off; one from a lost node ends by the report
+        of the destination, as `migrated` or `lost`.
         """
         cluster = self._cluster
         dead = cluster.ranks[rank]
         node = cluster.nodes[dead.node]
         if not dead.alive:
             return
-        for tracked in list(dead.active.values()):
+        in_flight = [cluster.sequences[index] for index in dead.yielding if index in cluster.sequences]
+        for tracked in [*dead.active.values(), *(t for t in in_flight if t.status is Status.SUSPENDED)]:
             kept = tracked.kv_length
             if cluster.limits.device_pages is not None:
                 kept -= kept % PAGE_TOKENS
             cluster.rewind(tracked, kept)
+        dead.yielding.clear()
         dead.alive = False
         node.ranks.remove(dead)
         if node_lost or not node.ranks:
@@ -95,21 +98,24 @@ class Scheduler:
         cluster = self._cluster
         node = cluster.nodes[index]
         node.alive = False
-        for rank in list(node.ranks):
+        for rank in node.ranks:
             rank.alive = False
-        for tracked in [cluster.sequences[sequence] for sequence in cluster.migrating]:
-            if tracked.destination == index and tracked.node != index:
-                cluster.end_migration(tracked, arrived=False)
-            elif tracked.node == index:
-                cluster.discard(tracked)
-        for sequence in sorted(node.held):
-            cluster.discard(cluster.sequences[sequence])
+            rank.yielding.clear()
         node.ranks.clear()
+        node.departing.clear()
+        for tracked in [cluster.sequences[sequence] for sequence in cluster.migrating]:
+            if tracked.destination == index:
+                cluster.end_migration(tracked, arrived=False)
+                if not cluster.nodes[tracked.node].alive:
+                    cluster.discard(tracked)
+        for sequence in node.held:
+            cluster.discard(cluster.sequences[sequence])
 
     def decide(self) -> Plan:
         """The next plan, from all that was added and reported."""
         cluster = self._cluster
         plans = [RankPlan() for _ in cluster.ranks]
+        cluster.land()
         if self.done:
             return Plan(Phase.DONE, plans)
         if self._phase.wants_prefill():
@@ -150,7 +156,7 @@ class Scheduler:
         return Plan(Phase.DECODE, plans, self._steps(steps), migrations, partition)
 
     def _stand_by(self, node: Node, plans: list[RankPlan]) -> None:
-        """YIELD, youngest first, where pages in flight by MIGRATE keep a node from growing and none can be discarded."""
+        """YIELD, youngest first, where a node cannot grow since its other pages are on their way by MIGRATE."""
         cluster = self._cluster
         active = sorted((tracked for rank in node.ranks for tracked in rank.active.values()), key=lambda t: -t.id)
         for tracked in active:
@@ -190,9 +196,7 @@ class Scheduler:
     @property
     def suspended(self) -> int:
         """YIELDed sequences, those on their way by MIGRATE among them."""
-        return sum(len(node.suspended) + len(node.departing) for node in self._cluster.nodes) + len(
-            self._cluster.migrating
-        )
+        return self.unfinished - self.waiting - self.prefilling - self.active
 
     @property
     def active(self) -> int:

@@ -1,4 +1,4 @@
-"""What the scheduler knows of the cluster: every unfinished sequence, and the pages each node and rank has given out."""
+"""What the scheduler knows of the cluster: every unfinished sequence, and the pages granted by each node and rank."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Tracked:
 class Rank:
     """The sequences active on one rank, and the device pages granted to them."""
 
-    __slots__ = ("active", "alive", "index", "node", "pages")
+    __slots__ = ("active", "alive", "index", "node", "pages", "yielding")
 
     def __init__(self, index: int, node: int):
         self.index = index
@@ -112,6 +112,8 @@ class Rank:
         self.alive = True
         self.active: dict[int, Tracked] = {}
         self.pages = 0
+        self.yielding: list[int] = []
+        """YIELDed in the last plan: in the host store, for others to use, when that plan is done."""
 
 
 class Node:
@@ -141,7 +143,7 @@ class Node:
         self.suspended = Queue()
         self.prefilling = Queue()
         self.departing: list[int] = []
-        """YIELDed in the last plan in order to MIGRATE in the next one."""
+        """YIELDed in order to MIGRATE in the next plan."""
         self.incoming = 0
         """Sequences on their way here by MIGRATE, and the pages kept for them (counted in `used` too)."""
         self.incoming_pages = 0
@@ -209,10 +211,27 @@ class Cluster:
         rank.pages += sequence.pages
         self.grant(sequence, pages)
 
-    def suspend(self, sequence: Tracked) -> None:
-        """ACTIVE -> SUSPENDED: YIELD."""
+    def suspend(self, sequence: Tracked, destination: int = NOWHERE) -> None:
+        """ACTIVE -> SUSPENDED: YIELD, to MIGRATE next where there is a `destination`. In no queue until `land`."""
+        self.ranks[sequence.rank].yielding.append(sequence.id)
         self._leave_rank(sequence)
-        self._settle(sequence)
+        self.grant(sequence, pages_for(sequence.kv_length))
+        sequence.status = Status.SUSPENDED
+        sequence.destination = destination
+
+    def land(self) -> None:
+        """The last plan is done: what it YIELDed is in the host store, and enters the queue of its node."""
+        for rank in self.ranks:
+            for index in rank.yielding:
+                sequence = self.sequences.get(index)
+                if sequence is None or sequence.status is not Status.SUSPENDED:
+                    continue
+                node = self.nodes[rank.node]
+                if sequence.destination == NOWHERE:
+                    node.suspended.push(index)
+                else:
+                    node.departing.append(index)
+            rank.yielding.clear()
 
     def start_migration(self, sequence: Tracked, destination: int) -> None:
         """A SUSPENDED sequence is out of every queue until the MIGRATE is reported; pages are granted on both nodes."""
@@ -252,8 +271,10 @@ class Cluster:
         self.waiting.push(sequence.id)
 
     def rewind(self, sequence: Tracked, kv_length: int) -> None:
-        """An ACTIVE sequence lost its device, and with it the KV after `kv_length`; that part is prefilled again."""
-        self._leave_rank(sequence)
+        """A sequence lost its device, and with it the KV after `kv_length`; that part is prefilled again."""
+        if sequence.rank >= 0:
+            self._leave_rank(sequence)
+        sequence.destination = NOWHERE
         sequence.target = max(sequence.target, sequence.kv_length)
         sequence.kv_length = kv_length
         self._settle(sequence)

@@ -2,8 +2,8 @@
 
 import random
 
-from hpcgen.scheduler import Chunk, Limits, Phase, Plan, Report, Scheduler, Topology
-from hpcgen.sequence import pages_for
+from hpcgen.scheduler import Chunk, Limits, Phase, Plan, RankPlan, Report, Scheduler, Topology
+from hpcgen.sequence import PAGE_TOKENS, pages_for
 
 
 class State:
@@ -19,6 +19,7 @@ class State:
         self.rank = -1
         self.where = "waiting"
         self.moving_to = -1
+        self.source = -1
 
     @property
     def host_pages(self) -> int:
@@ -39,8 +40,8 @@ class Executor:
         self.decisions = 0
         self.phases: list[Phase] = []
         self.plans: list[Plan] = []
-        self.arrivals: dict[int, int] = {}
         self.dead: set[int] = set()
+        self.lost_nodes: set[int] = set()
 
     def add(self, sequence: int, prompt: int, max_tokens: int, tokens: int) -> None:
         self.scheduler.add(sequence, prompt, prompt + max_tokens - 1)
@@ -53,44 +54,78 @@ class Executor:
         assert self.scheduler.decide().phase is Phase.DONE
         assert not self.sequences
 
-    def step(self) -> Plan:
+    def step(self, kill: tuple[int, bool] | None = None) -> Plan:
+        """One decision and its execution, at the start of which a rank may die, alone or with its whole node."""
         plan = self.scheduler.decide()
         self.plans.append(plan)
         self.phases.append(plan.phase)
         self.decisions += 1
-        for report in self.execute(plan):
+        reports = self.execute(plan, kill)
+        for report in reports:
             self.scheduler.report(report)
         self._check_granted()
         return plan
 
-    def execute(self, plan: Plan) -> list[Report]:
+    def execute(self, plan: Plan, kill: tuple[int, bool] | None = None) -> list[Report]:
         reports = [Report(rank) for rank in range(self.topology.ranks)]
         for rank, part in enumerate(plan.ranks):
-            if rank in self.dead:
-                assert not (part.discard or part.suspend or part.resume or part.chunks)
+            assert rank not in self.dead or part == RankPlan()
             for sequence in part.discard:
                 self._discard(sequence, rank)
             for sequence in part.suspend:
                 state = self.sequences[sequence]
                 assert state.where == "active" and state.rank == rank
-                state.where, state.rank = "suspended", -1
+                state.where, state.rank = "yielding", -1
         self._migrate(plan, reports)
+        if kill:
+            self._lose(plan, reports, *kill)
         for rank, part in enumerate(plan.ranks):
-            for sequence in part.resume:
-                state = self.sequences[sequence]
-                assert state.where == "suspended" and state.node == self.topology.node_of_rank[rank]
-                state.where, state.rank = "active", rank
             assert not part.chunks or plan.phase is Phase.PREFILL
             assert sum(chunk.tokens for chunk in part.chunks) <= self.limits.wave_tokens
+            if rank not in self.dead:
+                for sequence in part.resume:
+                    state = self.sequences[sequence]
+                    assert state.where == "suspended" and state.node == self.topology.node_of_rank[rank]
+                    state.where, state.rank = "active", rank
         if plan.phase is Phase.PREFILL:
             assert not [s for s in self.sequences.values() if s.where == "active"]
             for rank, part in enumerate(plan.ranks):
-                for chunk in part.chunks:
+                for chunk in part.chunks if rank not in self.dead else ():
                     self._prefill(chunk, rank, reports[rank])
         else:
             self._decode(plan, reports)
+        for state in self.sequences.values():
+            if state.where == "yielding":
+                state.where = "suspended"
         self._check_memory()
         return [report for report in reports if report.rank not in self.dead]
+
+    def _lose(self, plan: Plan, reports: list[Report], rank: int, node_lost: bool) -> None:
+        node = self.topology.node_of_rank[rank]
+        local = {r for r, n in enumerate(self.topology.node_of_rank) if n == node}
+        self.dead.add(rank)
+        node_lost = node_lost or self.dead >= local
+        if node_lost:  # what arrived there and was not reported yet is still at its source
+            for sequence in (s for r in local for s in reports[r].migrated):
+                state = self.sequences[sequence]
+                state.moving_to, state.node = node, state.source
+        for sequence, state in self.sequences.items():
+            if state.rank == rank or sequence in plan.ranks[rank].resume or sequence in plan.ranks[rank].suspend:
+                state.target = max(state.target, state.kv)
+                if self.limits.device_pages is not None:
+                    state.kv -= state.kv % PAGE_TOKENS
+                state.where, state.rank = ("suspended" if state.kv == state.target else "prefilling"), -1
+            if node_lost and state.moving_to == node:
+                if state.node in self.lost_nodes:
+                    self._forget(state)
+                else:
+                    state.where, state.moving_to = "suspended", -1
+            if node_lost and state.node == node and state.moving_to < 0:
+                self._forget(state)
+        if node_lost:
+            self.dead |= local
+            self.lost_nodes.add(node)
+        self.scheduler.lose_rank(rank, node_lost)
 
     def _discard(self, sequence: int, rank: int) -> None:
         state = self.sequences[sequence]
@@ -111,11 +146,11 @@ class Executor:
                 rank = next(
                     r for r, n in enumerate(self.topology.node_of_rank) if n == destination and r not in self.dead
                 )
-                if self.random.random() < self.migration_failures:
+                if state.node in self.lost_nodes or self.random.random() < self.migration_failures:
                     self._forget(state)
                     reports[rank].lost.append(sequence)
                 else:
-                    state.node, state.moving_to, state.where = destination, -1, "arriving"
+                    state.source, state.node, state.moving_to, state.where = state.node, destination, -1, "arriving"
                     reports[rank].migrated.append(sequence)
         for migration in plan.migrations:
             state = self.sequences[migration.sequence]
@@ -123,7 +158,7 @@ class Executor:
             assert migration.pages >= state.host_pages
             state.where, state.moving_to = "moving", migration.destination
         for state in self.sequences.values():
-            if state.where == "arriving":
+            if state.where == "arriving":  # for the scheduler only from the next report on
                 state.where = "suspended"
 
     def _prefill(self, chunk: Chunk, rank: int, report: Report) -> None:
@@ -149,10 +184,10 @@ class Executor:
         for report in reports:
             report.steps = plan.steps
         active = [(i, s) for i, s in self.sequences.items() if s.where == "active"]
-        if not active:
+        if not active and not self.dead:
             assert plan.steps == 0
         for _ in range(plan.steps):
-            for sequence, state in active:
+            for _, state in active:
                 if state.where != "active":
                     continue
                 state.kv += 1

@@ -91,6 +91,12 @@ def data_entry_key(name: str, layout: str) -> str:
     return name + MXFP4_BLOCKS if layout == "mxfp4" else name
 
 
+def scale_shape(shape: tuple[int, ...], block: tuple[int, int] | None) -> tuple[int, int]:
+    """Shape of the scales of one matrix [R, C]; the last blocks may be partial."""
+    rows, columns = block if block is not None else shape[-2:]
+    return -(-shape[-2] // rows), -(-shape[-1] // columns)
+
+
 def common_block(block: tuple[int, int] | None, shapes: Iterable[tuple[int, ...]]) -> tuple[int, int]:
     """The largest block that describes the scales of all these matrices [R, C] after they are stacked by rows.
 

@@ -18,6 +18,7 @@ from hpcgen.model.quantization import (
     parameter_key,
     scale_entry_key,
     scale_key,
+    scale_shape,
 )
 from hpcgen.model.weight_format import Entry, Record
 
@@ -167,10 +168,23 @@ def _settle_quantization(group: Group, quantization: Quantization | None) -> Non
     if len(quantized) < len(group.sources):
         odd = next(source for source in group.sources if source.scale is None)
         raise ConversionError(f"{odd.data.file}: {odd.data.key} has no scales, unlike those it is merged with.")
+    if quantization.layout == "fp8-block":
+        for source in group.sources:
+            _check_scale(source, quantization)
     group.keeps_quantization = group.converter is None or group.stacks_experts
     if group.keeps_quantization and quantization.layout == "fp8-block":
         first_of_each = [sources[0].data.shape for sources in group.by_pattern().values()]
         group.block = common_block(quantization.block, first_of_each)
+
+
+def _check_scale(source: Source, quantization: Quantization) -> None:
+    assert source.scale is not None
+    expected = scale_shape(source.data.shape, quantization.block)
+    if source.scale.shape != expected and prod(source.scale.shape) * prod(expected) != 1:
+        raise ConversionError(
+            f"{source.scale.file}: {source.scale.key} has shape {list(source.scale.shape)}, but weight_block_size "
+            f"{quantization.block} in config.json makes it {list(expected)}."
+        )
 
 
 def _check_shape(group: Group, target: Target, quantization: Quantization | None) -> None:
@@ -202,18 +216,18 @@ def _record(target: Target, group: Group, quantization: Quantization | None, lay
     layout = quantization.layout
     first = group.sources[0]
     assert first.scale is not None
-    data_shape, scale_shape = target.shape, first.scale.shape
+    data_shape, grid = target.shape, first.scale.shape
     if layout == "mxfp4":
         data_shape = first.data.shape
     else:
         assert group.block is not None
         parts = [sources[0].data.shape[-2] for sources in group.by_pattern().values()]
         rows = sum(-(-part // group.block[0]) for part in parts)
-        scale_shape = (*target.shape[:-2], rows, -(-target.shape[-1] // group.block[1]))
+        grid = (*target.shape[:-2], rows, -(-target.shape[-1] // group.block[1]))
     # e8m0 scales become fp32, which torch can compute with on every device.
     scale_dtype = torch.float32 if first.scale.dtype == torch.float8_e8m0fnu else first.scale.dtype
     data = Entry(data_entry_key(target.name, layout), first.data.dtype, data_shape)
-    scale = Entry(scale_entry_key(target.name, layout), scale_dtype, scale_shape)
+    scale = Entry(scale_entry_key(target.name, layout), scale_dtype, grid)
     block = group.block if layout == "fp8-block" else quantization.block
     return Record(target.name, target.unit, target.shape, data, layout, scale, block)
 

@@ -1,0 +1,47 @@
+"""Dense layers over stored weights: the C++ kernels where they take the layout, torch otherwise."""
+
+from collections.abc import Callable
+
+import torch
+from torch.nn import functional
+
+from hpcgen.kernels.dequantize import dequantize
+from hpcgen.kernels.layouts import PANELS, StoredTensor
+from hpcgen.kernels.native.library import NativeLibrary, native_library
+
+
+def linear(input: torch.Tensor, weight: StoredTensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """input [..., K], weight [N, K] -> [..., N], in the dtype of `input`; accumulates in fp32."""
+    library = _library_for(input, weight)
+    if library is None:
+        return functional.linear(input, dequantize(weight, input.dtype), bias)
+    bias = None if bias is None else bias.to(input.dtype).contiguous()
+    return library.linear(input.flatten(0, -2), weight.data, bias).unflatten(0, input.shape[:-1])
+
+
+def gated_mlp(
+    input: torch.Tensor, gate: StoredTensor, up: StoredTensor, down: StoredTensor, activation: str
+) -> torch.Tensor:
+    """down(act(gate(input)) * up(input)), input [..., D] -> [..., D]; `activation` 'silu', 'gelu' or 'gelu_tanh'.
+
+    Fused, the intermediate never leaves the cache in fp32: it is rounded to the dtype of `input` once.
+    """
+    library = _library_for(input, gate, up, down)
+    if library is None:
+        hidden = _ACTIVATIONS[activation](linear(input, gate)) * linear(input, up)
+        return linear(hidden, down)
+    rows = input.flatten(0, -2)
+    return library.gated_mlp(rows, gate.data, up.data, down.data, activation).view(input.shape)
+
+
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+}
+
+
+def _library_for(input: torch.Tensor, *weights: StoredTensor) -> NativeLibrary | None:
+    """The C++ kernels where they compute `input` with these weights."""
+    takes = input.dtype == torch.bfloat16 and input.device.type == "cpu" and input.dim() > 1
+    return native_library() if takes and all(weight.layout == PANELS for weight in weights) else None

@@ -1,0 +1,149 @@
+"""The loaded C++ kernels. Tensors go in as addresses; what the C++ needs of shape and layout is checked here."""
+
+import ctypes
+import logging
+from ctypes import POINTER, Structure, byref, c_double, c_float, c_int32, c_int64, c_void_p
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from hpcgen.kernels.native.build import BuildFailed, build
+from hpcgen.kernels.native.isa import Isa, cpu_flags, usable_isas
+
+log = logging.getLogger(__name__)
+
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "swiglu_oai": 3}
+"""The numbers of `Activation` in gated.h."""
+
+
+class ExpertsCall(Structure):
+    """The struct of experts.cpp."""
+
+    _fields_ = (
+        ("hidden", c_void_p),
+        ("hidden_stride", c_int64),
+        ("top_index", c_void_p),
+        ("top_weight", c_void_p),
+        ("out", c_void_p),
+        ("tokens", c_int64),
+        ("top_k", c_int64),
+        ("inner", c_int64),
+        ("intermediate", c_int64),
+        ("gate_up", c_void_p),
+        ("down", c_void_p),
+        ("gate_up_bias", c_void_p),
+        ("down_bias", c_void_p),
+        ("first", c_int64),
+        ("count", c_int64),
+        ("activation", c_int32),
+        ("interleaved", c_int32),
+        ("alpha", c_float),
+        ("limit", c_float),
+        ("threads", c_int32),
+    )
+
+
+class NativeLibrary:
+    """The functions of one shared library, for one instruction set.
+
+    All tensors are bf16 on the CPU unless said otherwise. Work is spread over `torch.get_num_threads()` threads.
+    """
+
+    def __init__(self, path: Path, isa: str) -> None:
+        self.isa = isa
+        self._library = ctypes.CDLL(str(path))
+        self._declare("hpcgen_initialize", c_int32)
+        self._declare("hpcgen_linear", None, *_ROWS, c_void_p, c_void_p, c_void_p, c_int64, c_int32)
+        self._declare(
+            "hpcgen_gated_mlp", None, *_ROWS, c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_int64, c_int32
+        )
+        self._declare("hpcgen_experts", None, POINTER(ExpertsCall))
+        self._declare("hpcgen_peak_products", c_double, c_int64, c_int32)
+        if self._library.hpcgen_initialize():
+            raise BuildFailed(f"the operating system does not let this process use {isa}")
+
+    def _declare(self, name: str, result: type | None, *arguments: type) -> None:
+        function = getattr(self._library, name)
+        function.restype, function.argtypes = result, arguments
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """x [T, K], weight packed [N / 32, K / 2, 32, 2], bias [N] -> [T, N]."""
+        x = _rows(x)
+        columns = weight.shape[0] * weight.shape[2]
+        out = x.new_empty(len(x), columns)
+        self._library.hpcgen_linear(
+            *_described(x), columns, x.shape[1], _address(weight), _address(bias), *_target(out), _threads()
+        )
+        return out
+
+    def gated_mlp(
+        self, x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor, activation: str
+    ) -> torch.Tensor:
+        """down(act(gate(x)) * up(x)); x [T, D], packed gate and up of [I, D], packed down of [D, I] -> [T, D]."""
+        x = _rows(x)
+        out = x.new_empty(x.shape)
+        intermediate = gate.shape[0] * gate.shape[2]
+        self._library.hpcgen_gated_mlp(
+            *_described(x),
+            x.shape[1],
+            intermediate,
+            *map(_address, (gate, up, down)),
+            ACTIVATIONS[activation],
+            *_target(out),
+            _threads(),
+        )
+        return out
+
+    def experts(self, call: ExpertsCall) -> None:
+        call.threads = _threads()
+        self._library.hpcgen_experts(byref(call))
+
+    def peak_products(self, repeats: int) -> float:
+        """Floating-point operations done in `repeats` rounds of products in registers on every thread."""
+        return self._library.hpcgen_peak_products(repeats, _threads())
+
+
+_ROWS = (c_void_p, c_int64, c_int64, c_int64, c_int64)
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """x [T, K] with contiguous rows."""
+    return x if x.stride(1) == 1 else x.contiguous()
+
+
+def _described(x: torch.Tensor) -> tuple[int, int, int]:
+    return x.data_ptr(), x.stride(0), len(x)
+
+
+def _target(out: torch.Tensor) -> tuple[int, int]:
+    return out.data_ptr(), out.stride(0)
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _threads() -> int:
+    return torch.get_num_threads()
+
+
+@lru_cache(maxsize=1)
+def native_library() -> NativeLibrary | None:
+    """The kernels for this machine, or None and one note of why torch computes instead."""
+    failures: list[str] = []
+    for isa in usable_isas(cpu_flags()):
+        library = _load(isa, failures)
+        if library is not None:
+            return library
+    if failures:
+        log.warning("The fast CPU kernels cannot be built, torch computes instead (slower). %s", "; ".join(failures))
+    return None
+
+
+def _load(isa: Isa, failures: list[str]) -> NativeLibrary | None:
+    try:
+        return NativeLibrary(build(isa), isa.name)
+    except (BuildFailed, OSError) as error:
+        failures.append(f"{isa.name}: {error}")
+        return None

@@ -17,8 +17,8 @@ def own_identity() -> str:
 
 def is_dead(identity: str) -> bool | None:
     """True or False for a process of this machine; None for one of which this machine cannot know."""
-    *machine, pid, started = identity.split(_SEPARATOR)
-    if tuple(machine) != _machine() or not pid.isdigit():
+    machine, pid, started = _parts(identity)
+    if machine != _machine() or not pid.isdigit():
         return None
     # The start time tells a process from a later one that was given its number.
     return _start_time(int(pid)) != started
@@ -26,8 +26,14 @@ def is_dead(identity: str) -> bool | None:
 
 def describe(identity: str) -> str:
     """For a message: 'process 123 on node7'."""
-    parts = identity.split(_SEPARATOR)
-    return f"process {parts[-2]} on {parts[0]}" if len(parts) >= 4 else identity
+    machine, pid, _ = _parts(identity)
+    return f"process {pid} on {machine[0]}"
+
+
+def _parts(identity: str) -> tuple[tuple[str, str], str, str]:
+    """((host, namespace), process id, start time); '?' for what is not there."""
+    host, namespace, pid, started = (identity.split(_SEPARATOR) + ["?"] * 4)[:4]
+    return (host, namespace), pid, started
 
 
 @cache

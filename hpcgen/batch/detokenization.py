@@ -5,10 +5,12 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any
+from pathlib import Path
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
+
+from hpcgen.batch.tokenization import load_tokenizer
 
 _BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -26,6 +28,13 @@ class Detokenizer:
         self._byte_level = '"ByteLevel"' in decoder
         self._added = tokenizer.get_added_tokens_decoder()
         self.token_bytes = lru_cache(maxsize=2**17)(self._token_bytes)
+
+    @classmethod
+    def load(cls, model_directory: str | Path) -> "Detokenizer":
+        """Raises:
+        TokenizerError: the model directory has no tokenizer that we can use.
+        """
+        return cls(load_tokenizer(model_directory).backend_tokenizer)
 
     def text(self, tokens: Sequence[int]) -> str:
         """Text of a whole output. Bytes that are not UTF-8 become U+FFFD."""
@@ -79,8 +88,7 @@ class StopMatcher:
     def push(self, token: int) -> bool:
         """Whether `token` completes a stop string. After that no more may be pushed."""
         self._tokens += 1
-        # None while the bytes of a character are incomplete.
-        piece = self._stream.step(self._tokenizer, token)
+        piece = self._decode(token)
         if not piece:
             return False
         self._pieces.append(piece)
@@ -99,6 +107,17 @@ class StopMatcher:
     def text(self) -> str | None:
         """The text before the stop string; None until one is matched."""
         return self._cut
+
+    def _decode(self, token: int) -> str | None:
+        """The text that `token` adds; None while the bytes of a character are incomplete."""
+        try:
+            return self._stream.step(self._tokenizer, token)
+        except Exception:  # the library raises no narrower type
+            # Stray bytes: byte-fallback decoders then decode the run of bytes differently, also what was given out
+            # before. Go on with a new stream, that begins with some text lest the token count as the start of one.
+            some_text = self._tokenizer.encode("a", add_special_tokens=False).ids
+            self._stream = DecodeStream(ids=some_text, skip_special_tokens=True)
+            return self._stream.step(self._tokenizer, token)
 
     def _first_completed(self, window: str, stop: str) -> int:
         """Where in `window` the first occurrence of `stop` starts that ends beyond the tail; -1 if there is none."""
@@ -126,8 +145,3 @@ def _byte_characters() -> dict[str, int]:
 
 
 _BYTE_OF_CHARACTER: dict[str, int] = _byte_characters()
-
-
-def backend(tokenizer: Any) -> Tokenizer:
-    """The `tokenizers` library's object inside a transformers tokenizer."""
-    return tokenizer.backend_tokenizer

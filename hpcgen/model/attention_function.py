@@ -28,7 +28,7 @@ def paged_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     s_aux: torch.Tensor | None = None,
-    forward_context: ForwardContext,
+    forward_context: ForwardContext | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """query [1, H, T, D] -> [1, T, H, Dv]. `key` and `value` are already in the pages; `s_aux` [H] are the sinks.
@@ -36,6 +36,8 @@ def paged_attention(
     Raises ModelError where the definition asks for something that paged attention does not do.
     """
     _refuse_unknown(module, attention_mask, kwargs)
+    if forward_context is None:
+        raise ModelError(f"{type(module).__name__} is not supported: its layers do not pass arguments on to attention.")
     layer: int = module.layer_idx  # type: ignore[assignment]
     attended = forward_context.attention.attend(
         query[0].transpose(0, 1),

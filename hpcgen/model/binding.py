@@ -54,10 +54,10 @@ class UnitBinder:
 
     def __init__(self, model: PreTrainedModel, units: dict[str, list[str]]) -> None:
         self.units = units
-        self._shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict(keep_vars=True).items()}
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict(keep_vars=True).items()}
         self._places: dict[str, list[_Place]] = {}
         modules, aliases = dict(model.named_modules()), aliases_of(model)
-        for name in self._shapes:
+        for name in self.shapes:
             path, _, leaf = name.rpartition(".")
             place = _Place(modules[path], leaf, leaf in modules[path]._buffers)
             self._places.setdefault(aliases.get(name, name), []).append(place)
@@ -81,7 +81,7 @@ class UnitBinder:
             stored = tensors.get(name)
             if stored is None:
                 raise ModelError(f"Weight '{name}' is missing: convert the model again.")
-            expected = (shapes or self._shapes).get(name, self._shapes[name])
+            expected = (shapes or self.shapes).get(name, self.shapes[name])
             for place in self._places[name]:
                 layer = place.experts
                 _check_shape(name, stored, expected, is_expert=layer is not None)
@@ -117,7 +117,7 @@ class UnitBinder:
             kind = type(place.module).__name__
             raise ModelError(f"Weight '{name}' is stored as '{stored.layout}', but {kind} needs a plain one.")
         bias_name = name.removesuffix("weight") + "bias"
-        bias: torch.Tensor | None = tensors[bias_name].data if bias_name in self._shapes else None
+        bias: torch.Tensor | None = tensors[bias_name].data if bias_name in self.shapes else None
         return place.module.__dict__, "forward", StoredLinear(stored, bias)
 
 

@@ -32,8 +32,8 @@ class CausalModel:
 
     Attributes: `config`; `module`, transformers' ForCausalLM; `family`; `kv_layout`; `units`, the names of the
     parameters by unit; `layers`, how many; `experts`, the `ExpertsLayer` of each sparse layer by its index;
-    `experts_backend`, the one that all of them compute with, which may be exchanged between forwards; `dtype` and
-    `device`.
+    `experts_backend`, the one that all of them compute with, which may be exchanged between forwards;
+    `latent_attention`, whether KV is the latent of MLA; `dtype` and `device`.
     """
 
     experts_backend: ExpertsBackend
@@ -46,10 +46,10 @@ class CausalModel:
         self.dtype = dtype
         self.device = device
         self.layers = layer_count(module.config)
+        self.latent_attention = False
         self.experts: dict[int, ExpertsLayer] = {}
         for index in range(self.layers):
-            if family.latent_attention != "none":
-                absorb(self.attention_stage(index), family.latent_attention)
+            self.latent_attention = absorb(self.attention_stage(index))
             for child in self.experts_stage(index).modules():
                 if is_experts_module(child):
                     self.experts[index] = attach(child, self, index)
@@ -91,14 +91,22 @@ class CausalModel:
                 setattr(config, output, False)
         if getattr(config, "quantization_config", None) is not None:
             del config.quantization_config
-        with torch.device("meta"):
-            module = definition._from_config(
-                config, dtype=dtype, attn_implementation=IMPLEMENTATION, experts_implementation=IMPLEMENTATION
-            )
-        module.eval()
-        module.requires_grad_(False)
-        _materialize_computed_buffers(module, device)
-        model = cls(module, family_of(model_type, module), dtype, device)
+        try:
+            with torch.device("meta"):
+                module = definition._from_config(
+                    config, dtype=dtype, attn_implementation=IMPLEMENTATION, experts_implementation=IMPLEMENTATION
+                )
+            module.eval()
+            module.requires_grad_(False)
+            _materialize_computed_buffers(module, device)
+            model = cls(module, family_of(model_type, module), dtype, device)
+        except ModelError:
+            raise
+        except Exception as error:
+            raise ModelError(
+                f"Model type '{model_type}' is not supported: its definition cannot be built from this configuration "
+                f"with attention over paged keys and values ({type(error).__name__}: {error})."
+            ) from error
         if experts_backend is not None:
             model.experts_backend = experts_backend
         return model
@@ -119,9 +127,19 @@ class CausalModel:
         """The yield point of a layer: its MoE block, or its MLP where it is dense."""
         return self.layer(index).get_submodule(self.family.experts)
 
-    def prepare(self, unit: str, tensors: Mapping[str, StoredTensor], first_expert: int = 0) -> BoundUnit:
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """Shape that the definition gives a parameter."""
+        return self._binder.shapes[name]
+
+    def prepare(
+        self,
+        unit: str,
+        tensors: Mapping[str, StoredTensor],
+        first_expert: int = 0,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> BoundUnit:
         """Weights of a unit at one place in memory, for `BoundUnit.apply`; see `UnitBinder.prepare`."""
-        return self._binder.prepare(unit, tensors, first_expert)
+        return self._binder.prepare(unit, tensors, first_expert, shapes)
 
     def bind(self, unit: str, tensors: Mapping[str, StoredTensor], first_expert: int = 0) -> None:
         """`prepare` and `apply` at once."""

@@ -8,7 +8,7 @@ import dataclasses
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 from torch import nn
@@ -33,8 +33,6 @@ class Family:
     """The attention stage of a layer, from the layer."""
     experts: str
     """The MoE stage of a layer (its MLP where the layer is dense), from the layer: the yield point."""
-    latent_attention: Literal["none", "half", "pairs", "complex"] = "none"
-    """Rotary convention of the multi-head latent attention that `mla` replaces; 'none' for other attention."""
     transformers_model_type: str | None = None
     """The model type whose definition transformers has, where the checkpoint names another one (Kimi-K2)."""
     tensor_parallel: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -105,7 +103,7 @@ def _child_of_all(model_type: str, layers: list[nn.Module], names: tuple[str, ..
 
 def _final_norm(model_type: str, model: PreTrainedModel, layers: str) -> str:
     decoder = Path(layers.replace(".", "/")).parent.as_posix().replace("/", ".")
-    for name, module in model.get_submodule(decoder).named_children():
-        if "norm" in name.lower() and any(True for _ in module.parameters()):
+    for name, _ in model.get_submodule(decoder).named_children():
+        if "norm" in name.lower() or name == "ln_f":
             return f"{decoder}.{name}"
     raise ModelError(f"Model type '{model_type}' has no norm after its decoder layers.")

@@ -7,6 +7,7 @@ the attention module is replaced; its weights are taken from its modules at each
 T tokens, H heads, N nope dimensions, V value dimensions, R latent rank, P rotary dimensions.
 """
 
+import inspect
 from typing import Any, Literal
 
 import torch
@@ -14,7 +15,6 @@ from torch import nn
 from transformers.models.deepseek_v2 import modeling_deepseek_v2
 from transformers.models.deepseek_v3 import modeling_deepseek_v3
 
-from hpcgen.model.errors import ModelError
 from hpcgen.model.forward_context import ForwardContext
 from hpcgen.model.linear import dense_weight
 
@@ -24,16 +24,12 @@ _ROTARY = {
     "pairs": lambda q, k, embedding: modeling_deepseek_v3.apply_rotary_pos_emb_interleave(q, k, *embedding),
     "complex": lambda q, k, embedding: modeling_deepseek_v2.apply_rotary_emb(q, k, embedding),
 }
-_NEEDED = ("kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj", "o_proj", "qk_nope_head_dim", "v_head_dim", "scaling")
 
 
 class AbsorbedAttention:
     """The `forward` of a DeepSeek attention module, in the absorbed form."""
 
     def __init__(self, attention: nn.Module, rotary: Rotary) -> None:
-        missing = [name for name in _NEEDED if not hasattr(attention, name)]
-        if missing:
-            raise ModelError(f"{type(attention).__name__} is not the latent attention expected: no {missing[0]}.")
         self.attention: Any = attention
         self.rotate = _ROTARY[rotary]
 
@@ -80,8 +76,21 @@ class AbsorbedAttention:
         return nope, rope
 
 
-def absorb(attention: nn.Module, rotary: Rotary) -> None:
-    """Replaces the `forward` of a latent attention module by the absorbed one."""
-    if rotary == "pairs" and not getattr(attention.config, "rope_interleave", True):
-        rotary = "half"
-    attention.__dict__["forward"] = AbsorbedAttention(attention, rotary)
+def absorb(attention: nn.Module) -> bool:
+    """Replaces the `forward` of a latent attention module by the absorbed one; False if it is another attention.
+
+    Latent attention is what has DeepSeek-V2's or -V3's `forward`: transformers generates the definitions of families
+    that share it as textual copies.
+    """
+    rotary: Rotary | None = None
+    if _same_forward(attention, modeling_deepseek_v2.DeepseekV2Attention):
+        rotary = "complex"
+    elif _same_forward(attention, modeling_deepseek_v3.DeepseekV3Attention):
+        rotary = "pairs" if getattr(attention.config, "rope_interleave", False) else "half"
+    if rotary is not None:
+        attention.__dict__["forward"] = AbsorbedAttention(attention, rotary)
+    return rotary is not None
+
+
+def _same_forward(module: nn.Module, reference: type[nn.Module]) -> bool:
+    return inspect.getsource(type(module).forward) == inspect.getsource(reference.forward)

@@ -1,11 +1,12 @@
 """A small paged runner for tests: sequences whose tokens go through a `CausalModel` in any mixture of chunks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from transformers import PreTrainedModel
 
 from hpcgen.kernels.attention.interface import AttentionBatch, KVPages
+from hpcgen.kernels.attention.kv_layout import KVLayout
 from hpcgen.kernels.attention.torch_reference import TorchAttention
 from hpcgen.kernels.experts.torch_reference import TorchExperts
 from hpcgen.kernels.layouts import StoredTensor
@@ -35,15 +36,23 @@ def bound_model(model: PreTrainedModel, model_type: str, dtype: torch.dtype) -> 
 class PagedRunner:
     """Keeps the KV pages and lengths of sequences, and runs chunks of their tokens."""
 
-    def __init__(self, model: CausalModel, sequences: int, pages: int = 64) -> None:
+    def __init__(self, model: CausalModel, sequences: int, pages: int = 64, layout: KVLayout | None = None) -> None:
         self.model = model
         self.attention = TorchAttention()
-        layout = model.kv_layout
+        layout = layout or model.kv_layout
         # Not zero: what lies in pages beyond a context must not matter.
-        self.kv: list[KVPages] = layout.views(torch.full((pages, layout.page_bytes), 0x7F, dtype=torch.uint8))
+        self.pages = torch.full((pages, layout.page_bytes), 0x7F, dtype=torch.uint8)
+        self.kv: list[KVPages] = layout.views(self.pages)
         self.free = list(range(pages))[::-1]
         self.tables: list[list[int]] = [[] for _ in range(sequences)]
         self.lengths = [0] * sequences
+
+    def take_pages_from(self, other: "PagedRunner", convert: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Goes on with the sequences of another runner, whose pages `convert` brings into the layout of this one."""
+        self.pages.copy_(convert(other.pages))
+        self.free = list(other.free)
+        self.tables = [list(table) for table in other.tables]
+        self.lengths = list(other.lengths)
 
     def context(self, chunks: dict[int, torch.Tensor]) -> ForwardContext:
         """The context of a forward of `chunks`, sequence to its next tokens; the sequences grow by them."""

@@ -14,9 +14,9 @@ import transformers
 from hpcgen.model.architecture import read_config
 from hpcgen.model.atomic_file import remove_abandoned
 from hpcgen.model.conversion.checkpoint import source_fingerprint
-from hpcgen.model.conversion.convert import Progress, convert, plain_layout
+from hpcgen.model.conversion.convert import Progress, convert
 from hpcgen.model.conversion.definition import target_dtype
-from hpcgen.model.conversion.plan import LayoutOf
+from hpcgen.model.conversion.layout_choice import layout_version
 from hpcgen.model.conversion_lock import ConversionLock
 from hpcgen.model.weight_file import WeightFile
 from hpcgen.model.weight_format import VERSION, WeightFileError
@@ -35,7 +35,6 @@ def cached_weight_file(
     model_directory: str | os.PathLike,
     dtype: torch.dtype | None = None,
     layout: str = "plain",
-    layout_of: LayoutOf = plain_layout,
     cache: Path | None = None,
     progress: Progress | None = None,
     waiting: Callable[[str], None] | None = None,
@@ -48,7 +47,7 @@ def cached_weight_file(
     left behind is removed.
 
     Args:
-        dtype, layout, layout_of, progress, threads: as in `convert`.
+        dtype, layout, progress, threads: as in `convert`.
         cache: directory; None takes `cache_directory()`.
         waiting: called once, with a message, if another process is converting.
 
@@ -74,7 +73,7 @@ def cached_weight_file(
     try:
         # It may have been finished between the look above and taking the lock.
         if not _is_whole(path):
-            convert(directory, path, dtype, layout, layout_of, progress, threads)
+            convert(directory, path, dtype, layout, progress, threads)
         remove_abandoned(cache)
     finally:
         lock.release()
@@ -86,7 +85,8 @@ def _file_name(directory: Path, dtype: torch.dtype | None, layout: str) -> str:
     target = str(target_dtype(read_config(directory)[1], dtype)).removeprefix("torch.")
     # Names and shapes of parameters are transformers' own, and may change with its minor versions.
     definitions = transformers.__version__.rsplit(".", 1)[0]
-    key = hashlib.sha256(json.dumps([VERSION, definitions, fingerprint, target, layout]).encode()).hexdigest()
+    origin = [VERSION, definitions, fingerprint, target, *layout_version(layout)]
+    key = hashlib.sha256(json.dumps(origin).encode()).hexdigest()
     name = re.sub(r"[^A-Za-z0-9._-]", "-", directory.resolve().name)
     return f"{name}-{target}-{layout}-{key[:16]}.safetensors"
 

@@ -12,7 +12,8 @@ from hpcgen.model.weight_cache import cached_weight_file
 def start_conversion(model: Path, cache: Path, pause: float, log: Path) -> BaseProcess:
     """Starts a process that converts `model`, pauses after each weight, and adds its id to `log` as it begins one."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["hpcgen.model.weight_cache"])
+    # What a process would otherwise import first, which takes longer than a conversion.
+    context.set_forkserver_preload(["hpcgen.model.weight_cache", "transformers.models.llama.modeling_llama"])
     process = context.Process(target=_convert, args=(model, cache, pause, log))
     process.start()
     return process

@@ -7,10 +7,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from hpcgen.kernels.layouts import unpack
 from hpcgen.model.conversion import ConversionError, convert, export_safetensors, pieces
 from hpcgen.model.errors import ModelError
 from hpcgen.model.weight_file import WeightFile
 from hpcgen.model.weight_format import WeightFileError
+from hpcgen.model.weight_verify import verify
 
 from .checkpoints import edit_config, edit_weights, read_weights
 from .tiny_models import TINY, save_tiny
@@ -210,3 +212,32 @@ def test_export_gives_the_published_checkpoint_back(name: str, tmp_path: Path) -
     assert all(torch.equal(exported[key], tensor) for key, tensor in published.items())
     again = WeightFile(convert(tmp_path / "exported", tmp_path / "again"))
     assert all(again.checksum(weight) == file.checksum(weight) for weight in file.names)
+
+
+@pytest.mark.parametrize("name", ["llama_tied", "qwen3_moe", "deepseek_v3", "gpt_oss"])
+def test_packed_weights_unpack_to_the_models_state_dict(name: str, tmp_path: Path, monkeypatch) -> None:
+    state = save_tiny(name, tmp_path / "model", torch.bfloat16).state_dict()
+    file = WeightFile(convert(tmp_path / "model", tmp_path / "weights", layout="packed"))
+    packed = [weight for weight in file.names if file.get(weight).layout != "plain"]
+    assert any("experts" in weight for weight in packed) or name == "llama_tied"
+    assert "model.layers.0.self_attn.o_proj.weight" in packed
+    assert not [weight for weight in packed if "embed_tokens" in weight or "kv_b_proj" in weight or "gate.w" in weight]
+    for weight, tensor in state.items():
+        assert torch.equal(unpack(file.get(weight)), tensor), weight
+    assert verify(file.path) == []
+    monkeypatch.setattr(pieces, "CHUNK_BYTES", 1)
+    by_expert = WeightFile(convert(tmp_path / "model", tmp_path / "by_expert", layout="packed"))
+    assert by_expert.header == file.header
+
+
+def test_export_unpacks(tmp_path: Path) -> None:
+    save_tiny("qwen3_moe", tmp_path / "model", torch.bfloat16)
+    file = WeightFile(convert(tmp_path / "model", tmp_path / "weights", layout="packed"))
+    exported, published = (read_weights(export_safetensors(file, tmp_path / "out")), read_weights(tmp_path / "model"))
+    assert all(torch.equal(exported[key], tensor) for key, tensor in published.items())
+
+
+def test_an_unknown_layout_is_refused(tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path / "model", torch.bfloat16)
+    with pytest.raises(ModelError, match="choose one of plain, packed"):
+        convert(tmp_path / "model", tmp_path / "weights", layout="crumpled")

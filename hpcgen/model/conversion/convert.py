@@ -10,12 +10,14 @@ from threading import Event, Lock
 
 import torch
 
+from hpcgen.kernels.layouts import PANELS, PANELS_TRANSPOSED, pack
 from hpcgen.model.atomic_file import written_aside
 from hpcgen.model.conversion.checkpoint import Checkpoint, source_fingerprint
 from hpcgen.model.conversion.definition import Definition
 from hpcgen.model.conversion.entry_writer import EntryWriter
+from hpcgen.model.conversion.layout_choice import layout_choice
 from hpcgen.model.conversion.pieces import Piece, pieces
-from hpcgen.model.conversion.plan import ConversionError, Group, LayoutOf, Plan, plan_conversion
+from hpcgen.model.conversion.plan import ConversionError, Group, Plan, plan_conversion
 from hpcgen.model.quantization import Quantization, quantization_of
 from hpcgen.model.weight_format import Header, Record, WeightFileError, encode, place
 
@@ -23,17 +25,11 @@ Progress = Callable[[int, int, str], None]
 """(bytes written, bytes in all, name of the weight just written); called by one thread at a time."""
 
 
-def plain_layout(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> str:
-    """Every weight as transformers has it."""
-    return "plain"
-
-
 def convert(
     model_directory: str | os.PathLike,
     destination: str | os.PathLike,
     dtype: torch.dtype | None = None,
     layout: str = "plain",
-    layout_of: LayoutOf = plain_layout,
     progress: Progress | None = None,
     threads: int | None = None,
 ) -> Path:
@@ -45,8 +41,8 @@ def convert(
     Args:
         dtype: of the weights that are not quantised; None takes config.json's, and bfloat16 if it names none. What
             transformers keeps in fp32 (router gates of DeepSeek, norms of GPT-OSS in fp16) stays so.
-        layout: name of what `layout_of` does, noted in the file.
-        layout_of: chooses the layout of each weight that is not quantised.
+        layout: of the weights that are not quantised: 'plain', as transformers has them, or 'packed', as the CPU
+            kernels compute fastest with.
         threads: that read, convert and write; None takes 4, or the number of cores if that is less.
 
     Raises:
@@ -59,7 +55,7 @@ def convert(
     source = source_fingerprint(directory)
     checkpoint = Checkpoint(directory)
     quantization = quantization_of(checkpoint.config)
-    plan = plan_conversion(checkpoint, definition, quantization, layout_of)
+    plan = plan_conversion(checkpoint, definition, quantization, layout_choice(layout, definition))
     header = place(
         Header(
             tuple(plan.records),
@@ -90,6 +86,7 @@ class _Writers:
         self._lock = Lock()
         self._done = 0
         self._total = sum(entry.bytes for record in header.records for entry in record.entries)
+        self._packed_shapes: dict[str, tuple[int, ...]] = {}
         self._data = {r.name: EntryWriter(descriptor, r.data) for r in header.records}
         self._scale = {r.name: EntryWriter(descriptor, r.scale) for r in header.records if r.scale}
 
@@ -97,8 +94,15 @@ class _Writers:
         return self._records[name]
 
     def write(self, piece: Piece) -> None:
-        self._data[piece.name].write(piece.data)
-        size = piece.data.nbytes
+        record = self._records[piece.name]
+        data = piece.data
+        if record.layout in (PANELS, PANELS_TRANSPOSED):
+            data = pack(data, record.layout).data
+            # A piece that is not the whole weight is some of its experts, and packing leaves the first dimension alone.
+            whole = tuple(piece.data.shape) == record.shape
+            self._packed_shapes[piece.name] = tuple(data.shape) if whole else (record.shape[0], *data.shape[1:])
+        self._data[piece.name].write(data)
+        size = data.nbytes
         if piece.scale is not None:
             self._scale[piece.name].write(piece.scale)
             size += piece.scale.nbytes
@@ -112,6 +116,7 @@ class _Writers:
         records = []
         for record in self._header.records:
             data = self._data[record.name].finish()
+            data = replace(data, shape=self._packed_shapes.get(record.name, data.shape))
             scale = self._scale[record.name].finish() if record.scale else None
             records.append(replace(record, data=data, scale=scale))
         return replace(self._header, records=tuple(records))

@@ -1,6 +1,6 @@
 """What becomes of each tensor of a checkpoint, decided from the headers alone, before a weight is read."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import prod
 
@@ -9,6 +9,7 @@ from transformers.core_model_loading import Concatenate, MergeModulelist, Weight
 
 from hpcgen.model.conversion.checkpoint import Checkpoint, SourceTensor
 from hpcgen.model.conversion.definition import Definition, Target
+from hpcgen.model.conversion.layout_choice import LayoutOf
 from hpcgen.model.errors import ModelError
 from hpcgen.model.quantization import (
     Quantization,
@@ -21,9 +22,6 @@ from hpcgen.model.quantization import (
     scale_shape,
 )
 from hpcgen.model.weight_format import Entry, Record
-
-LayoutOf = Callable[[str, tuple[int, ...], torch.dtype], str]
-"""(name, shape, dtype) of a weight -> the layout to store it in."""
 
 
 class ConversionError(ModelError):

@@ -99,7 +99,8 @@ class Intake:
         """The next request. None when there is none left, or, without `block`, none ready.
 
         Raises:
-            IntakeError: a worker process died, or could not start.
+            IntakeError: a worker process died.
+            TokenizerError: the model directory has no tokenizer that we can use.
         """
         self._submit()
         if not self._items and self._tasks and (block or self._tasks[0][1].done()):
@@ -158,7 +159,8 @@ class _Worker:
     tokenizer: "RequestTokenizer"
 
 
-_worker: _Worker | None = None
+_worker: _Worker | HpcgenError | None = None
+"""An error if the start failed: raised with the first task, it reaches the parent, which an initializer's does not."""
 
 
 def _start_worker(path: str, max_line_bytes: int, model_directory: str, run_seed: int, max_model_len: int) -> None:
@@ -174,7 +176,10 @@ def _start_worker(path: str, max_line_bytes: int, model_directory: str, run_seed
     from hpcgen.batch.tokenization import RequestTokenizer
 
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    _worker = _Worker(fd, max_line_bytes, RequestTokenizer(model_directory, run_seed, max_model_len))
+    try:
+        _worker = _Worker(fd, max_line_bytes, RequestTokenizer(model_directory, run_seed, max_model_len))
+    except HpcgenError as error:
+        _worker = error
 
 
 def _exit_with_parent() -> None:
@@ -187,6 +192,8 @@ def _exit_with_parent() -> None:
 
 def _tokenize(lines: list[Line]) -> list[IntakeItem]:
     assert _worker is not None
+    if isinstance(_worker, HpcgenError):
+        raise _worker
     return [_item(_worker, line) for line in lines]
 
 

@@ -282,12 +282,15 @@ def _decode(decoder: msgspec.json.Decoder, data: bytes, line: bytes) -> Any:
         return decoder.decode(data)
     except msgspec.ValidationError as error:
         reason, _, place = str(error).partition(" - at ")
-        path = place.strip("`").removeprefix("$").removeprefix(".")
+        # The place is `$.a.b[0]`, or `key` in `$.a`; from the body's decoder $ is the body.
+        path = re.sub(r"^.*\$\.?|`$", "", place)
         if data is not line:
             path = f"body.{path}".removesuffix(".")
-        unknown = re.search(r"(?:unknown|missing required) field `(.*)`", reason)
-        param = ".".join(filter(None, (path, unknown and unknown[1])))
-        raise InvalidRequest("invalid_request", f"{param}: {reason}" if param else reason, param or None) from None
+        if field := re.search(r"(unknown|missing required) field `(.*)`", reason):
+            path = f"{path}.{field[2]}".removeprefix(".")
+            reason = "unknown field" if field[1] == "unknown" else "required, but missing"
+        message = reason if path in ("", "body") else f"{path}: {reason}"
+        raise InvalidRequest("invalid_request", message, path or None) from None
     except msgspec.DecodeError as error:
         raise InvalidRequest("invalid_json", f"invalid JSON{_place_and_reason(line) or f': {error}'}") from None
     except RecursionError:

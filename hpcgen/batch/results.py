@@ -73,14 +73,11 @@ class Results:
         self.journal = Journal(run_directory.journal_path, len(batch_input), sync_seconds)
         self.finished = int(np.count_nonzero(self.journal.offsets >= 0))
         """Requests whose record is durable."""
+        self.failed = int(np.count_nonzero((self.journal.offsets >= 0) & ~self.journal.ok))
+        """Those of them that ended in an error."""
         self.sub_batches = SubBatches(self.journal, run_directory.sub_batches, sub_batch) if sub_batch else None
         if self.sub_batches is not None:
             self.sub_batches.release_missing()
-
-    @property
-    def failed(self) -> int:
-        """Requests that ended in an error, durable or not."""
-        return int(np.count_nonzero((self.journal.offsets >= 0) & ~self.journal.ok))
 
     @property
     def complete(self) -> bool:
@@ -143,6 +140,7 @@ class Results:
         self._run_directory.check_lock()
         durable = self.journal.sync(now)
         self.finished += len(durable)
+        self.failed += int(np.count_nonzero(~self.journal.ok[durable]))
         if self.sub_batches is not None:
             try:
                 for request in durable:

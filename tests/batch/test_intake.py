@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from hpcgen.batch import Intake, IntakeError
+from hpcgen.batch.tokenization import TokenizerError
 
 
 def drain(intake):
@@ -78,6 +79,14 @@ def test_the_death_of_a_worker_is_reported(batch_input, model_directory, complet
             os.kill(process.pid, signal.SIGKILL)
         with pytest.raises(IntakeError, match="worker died"):
             drain(intake)
+
+
+def test_a_model_without_a_tokenizer_is_one_clear_error(batch_input, tmp_path, completion):
+    with (
+        Intake(batch_input([completion()]), tmp_path, 0, 64) as intake,
+        pytest.raises(TokenizerError, match="cannot load a tokenizer from"),
+    ):
+        intake.take(block=True)
 
 
 def test_signals_that_a_scheduler_sends_to_all_processes_do_not_end_a_worker(batch_input, model_directory, completion):

@@ -145,7 +145,19 @@ def test_harmless_fields_and_nulls_are_accepted(chat, harmless):
 
 def test_an_unknown_field_is_named(chat):
     error = refusal(chat(temprature=1))
-    assert "temprature" in str(error) and error.param == "body.temprature"
+    assert str(error) == "body.temprature: unknown field" and error.param == "body.temprature"
+
+
+def test_a_missing_field_is_named(completion):
+    request = completion()
+    del request["body"]["prompt"]
+    assert str(refusal(request)) == "body.prompt: required, but missing"
+
+
+def test_a_field_deep_inside_is_named_by_its_path(chat):
+    messages = [{"role": "user", "content": "x"}, {"role": "user", "content": "y", "mood": 1}]
+    assert refusal(chat(messages=messages)).param == "body.messages[1].mood"
+    assert refusal(chat(logit_bias={"x": 1})).param == "body.logit_bias"
 
 
 def test_an_unknown_field_beside_the_body_is_named(chat):

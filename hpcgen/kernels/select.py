@@ -4,6 +4,7 @@ import torch
 
 from hpcgen.errors import HpcgenError
 from hpcgen.kernels.attention.interface import AttentionBackend
+from hpcgen.kernels.attention.native import NativeAttention
 from hpcgen.kernels.attention.torch_reference import TorchAttention
 from hpcgen.kernels.experts.interface import ExpertsBackend
 from hpcgen.kernels.experts.native import NativeExperts
@@ -16,10 +17,13 @@ class UnknownBackend(HpcgenError):
 
 
 def select_attention(device: torch.device, dtype: torch.dtype, name: str | None = None) -> AttentionBackend:
-    """The fastest attention that runs on `device` in `dtype`, or the one called `name`."""
-    if name not in (None, "torch"):
-        raise UnknownBackend(f"no attention backend {name!r}: choose 'torch'")
-    return TorchAttention()
+    """The fastest attention that runs on `device` in `dtype`, or the one called `name` ('native', 'torch')."""
+    library = _library(device, name) if dtype in (torch.bfloat16, torch.float32) else None
+    if name in (None, "native") and library is not None:
+        return NativeAttention(library)
+    if name in (None, "torch"):
+        return TorchAttention()
+    raise UnknownBackend(f"Attention backend '{name}' is not one of native, torch, or cannot run here.")
 
 
 def select_experts(device: torch.device, dtype: torch.dtype, name: str | None = None) -> ExpertsBackend:

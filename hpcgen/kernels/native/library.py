@@ -44,6 +44,34 @@ class ExpertsCall(Structure):
     )
 
 
+class AttentionCall(Structure):
+    """The struct of attention_call.h."""
+
+    _fields_ = (
+        ("query", c_void_p),
+        ("query_rope", c_void_p),
+        ("out", c_void_p),
+        ("first", c_void_p),
+        ("second", c_void_p),
+        ("first_page_stride", c_int64),
+        ("second_page_stride", c_int64),
+        ("page_table", c_void_p),
+        ("table_stride", c_int64),
+        ("query_offsets", c_void_p),
+        ("context_lengths", c_void_p),
+        ("sequences", c_int64),
+        ("heads", c_int64),
+        ("groups", c_int64),
+        ("width", c_int64),
+        ("rope_width", c_int64),
+        ("value_width", c_int64),
+        ("window", c_int64),
+        ("sinks", c_void_p),
+        ("scale", c_float),
+        ("threads", c_int32),
+    )
+
+
 class NativeLibrary:
     """The functions of one shared library, for one instruction set.
 
@@ -59,6 +87,9 @@ class NativeLibrary:
             "hpcgen_gated_mlp", None, *_ROWS, c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_int64, c_int32
         )
         self._declare("hpcgen_experts", None, POINTER(ExpertsCall))
+        self._declare("hpcgen_attention_bf16", None, POINTER(AttentionCall))
+        self._declare("hpcgen_attention_f32", None, POINTER(AttentionCall))
+        self._declare("hpcgen_write_pages", None, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64)
         self._declare("hpcgen_peak_products", c_double, c_int64, c_int32)
         if self._library.hpcgen_initialize():
             raise BuildFailed(f"the operating system does not let this process use {isa}")
@@ -98,6 +129,26 @@ class NativeLibrary:
     def experts(self, call: ExpertsCall) -> None:
         call.threads = _threads()
         self._library.hpcgen_experts(byref(call))
+
+    def attention(self, call: AttentionCall, dtype: torch.dtype) -> None:
+        """`dtype`, bf16 or fp32, is that of queries, KV and output."""
+        call.threads = _threads()
+        bf16 = dtype == torch.bfloat16
+        (self._library.hpcgen_attention_bf16 if bf16 else self._library.hpcgen_attention_f32)(byref(call))
+
+    def write_pages(self, pages: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor) -> None:
+        """pages [P, 64, G, D] of any dtype, contiguous within a page; rows [T, G, D]; slots int64 [T]."""
+        rows = rows if rows[:1].is_contiguous() else rows.contiguous()
+        size = pages.element_size()
+        self._library.hpcgen_write_pages(
+            pages.data_ptr(),
+            pages.stride(0) * size,
+            rows.data_ptr(),
+            rows.stride(0) * size,
+            slots.data_ptr(),
+            len(slots),
+            rows.shape[1] * rows.shape[2] * size,
+        )
 
     def peak_products(self, repeats: int) -> float:
         """Floating-point operations done in `repeats` rounds of products in registers on every thread."""

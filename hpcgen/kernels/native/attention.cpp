@@ -1,0 +1,352 @@
+// Attention over paged KV with an online softmax (Dao et al., FlashAttention), for packed ragged batches of prefill and
+// decode alike: grouped-query attention with sliding windows and sinks, and MLA over its latent.
+//
+// For each page of 64 tokens the keys become panels of 32 tokens and the values panels of 32 columns; then each tile of
+// query rows (tokens times the query heads of one KV group) makes its two products while they are in the cache.
+#include "attention_call.h"
+
+#include <limits>
+
+#include "gemm.h"
+
+namespace hpcgen {
+namespace {
+
+constexpr float kLowest = -1e30f;  // finite: differences with it are no NaN
+
+inline float exp(float x) {
+  float lanes[kLanes];
+  store(lanes, exp(broadcast(x)));
+  return lanes[0];
+}
+
+inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+template <class Kernel>
+class Attention {
+  using T = typename Kernel::Value;
+  using RowUnit = typename Kernel::RowUnit;
+  static constexpr int64_t per_unit = Element<T>::per_unit;
+  static constexpr int64_t page_units = kPageTokens / per_unit;  // units along the tokens of a page
+  static constexpr int64_t target_rows = Kernel::max_rows * 8 > 128 ? 128 : Kernel::max_rows * 8;
+
+ public:
+  explicit Attention(const AttentionCall& call) : call_(call), schedule_(schedule_attention(call, target_rows)) {
+    key_units_ = round_up((call.width + call.rope_width) / per_unit, Kernel::unit_multiple);
+    value_columns_ = round_up(call.value_width, kPanelColumns);
+    heads_per_group_ = call.heads / call.groups;
+    latent_ = call.query_rope != nullptr;
+    static thread_local Scratch partial_scratch;
+    partials_ = partial_scratch.get<float>(schedule_.partials * partial_size());
+  }
+
+  void run() {
+    parallel_for(call_.threads, static_cast<int64_t>(schedule_.items.size()),
+                 [&](int64_t i) { attend(schedule_.items[i]); });
+    parallel_for(call_.threads, static_cast<int64_t>(schedule_.merges.size()),
+                 [&](int64_t i) { merge(schedule_.merges[i]); });
+  }
+
+ private:
+  // What an item works with; all of it stays in the L2 cache.
+  struct Workspace {
+    RowUnit *query, *weights;
+    uint32_t *rows, *keys, *values;
+    float *scores, *sums, *highest, *total;
+  };
+
+  int64_t partial_size() const { return value_columns_ + 2; }
+
+  Workspace workspace(int64_t rows, int64_t groups) const {
+    static thread_local Scratch scratch;
+    const int64_t padded = Kernel::padded_rows(rows);
+    size_t offset = 0;
+    const auto reserve = [&](size_t bytes) {
+      const size_t start = offset;
+      offset += (bytes + 63) / 64 * 64;
+      return start;
+    };
+    const size_t query = reserve(groups * padded * key_units_ * sizeof(RowUnit));
+    const size_t weights = reserve(Kernel::max_rows * page_units * sizeof(RowUnit));
+    const size_t row_units = reserve(rows * key_units_ * 4);
+    const size_t keys = reserve(2 * key_units_ * kPanelColumns * 4);
+    const size_t values = reserve(page_units * value_columns_ * 4);
+    const size_t scores = reserve(Kernel::max_rows * kPageTokens * 4);
+    const size_t sums = reserve(groups * padded * value_columns_ * 4);
+    const size_t highest = reserve(groups * rows * 4);
+    const size_t total = reserve(groups * rows * 4);
+    // Prefetches of the kernels look a little further.
+    char* base = scratch.get<char>(offset + 8192);
+    return {reinterpret_cast<RowUnit*>(base + query), reinterpret_cast<RowUnit*>(base + weights),
+            reinterpret_cast<uint32_t*>(base + row_units), reinterpret_cast<uint32_t*>(base + keys),
+            reinterpret_cast<uint32_t*>(base + values), reinterpret_cast<float*>(base + scores),
+            reinterpret_cast<float*>(base + sums), reinterpret_cast<float*>(base + highest),
+            reinterpret_cast<float*>(base + total)};
+  }
+
+  void attend(const AttentionItem& item) const {
+    const int64_t rows = rows_of(call_, item), groups = item.last_group - item.first_group;
+    const int64_t padded = Kernel::padded_rows(rows);
+    const Workspace space = workspace(rows, groups);
+    // Columns and units that only pad are zero, and stay so.
+    std::fill(space.keys, space.keys + 2 * key_units_ * kPanelColumns, 0u);
+    std::fill(space.values, space.values + page_units * value_columns_, 0u);
+    std::fill(space.sums, space.sums + groups * padded * value_columns_, 0.0f);
+    std::fill(space.highest, space.highest + groups * rows, kLowest);
+    std::fill(space.total, space.total + groups * rows, 0.0f);
+    Kernel::begin();
+    for (int64_t g = 0; g < groups; ++g)
+      pack_query(item, item.first_group + g, space, space.query + g * padded * key_units_);
+    for (int64_t page = item.first_page; page < item.last_page; ++page) {
+      if (page + 1 < item.last_page && groups == call_.groups) prefetch_page(item.sequence, page + 1);
+      for (int64_t g = 0; g < groups; ++g) {
+        pack_keys(item, page, item.first_group + g, space);
+        pack_values(item, page, item.first_group + g, space);
+        const PackedRows<Kernel> query{space.query + g * padded * key_units_, rows, key_units_};
+        for (int64_t t = 0; t < query.tiles(); ++t)
+          attend_tile(item, page, query, t, space, space.sums + (g * padded + query.start(t)) * value_columns_,
+                      space.highest + g * rows + query.start(t), space.total + g * rows + query.start(t));
+      }
+    }
+    Kernel::end();
+    for (int64_t g = 0; g < groups; ++g)
+      for (int64_t r = 0; r < rows; ++r) {
+        float* sums = space.sums + (g * padded + r) * value_columns_;
+        const float highest = space.highest[g * rows + r], total = space.total[g * rows + r];
+        if (item.partial < 0) {
+          finish(item, item.first_group + g, r, sums, highest, total);
+          continue;
+        }
+        float* partial = partials_ + (item.partial + g * rows + r) * partial_size();
+        std::copy(sums, sums + value_columns_, partial);
+        partial[value_columns_] = highest;
+        partial[value_columns_ + 1] = total;
+      }
+  }
+
+  // Row r is query token r / heads_per_group of the item, head r % heads_per_group of the group.
+  int64_t head_row(const AttentionItem& item, int64_t group, int64_t r) const {
+    return (item.first_row + r / heads_per_group_) * call_.heads + group * heads_per_group_ + r % heads_per_group_;
+  }
+
+  void pack_query(const AttentionItem& item, int64_t group, const Workspace& space, RowUnit* packed) const {
+    const auto* query = static_cast<const T*>(call_.query);
+    const auto* rope = static_cast<const T*>(call_.query_rope);
+    const int64_t rows = rows_of(call_, item), used = (call_.width + call_.rope_width) / per_unit;
+    for (int64_t r = 0; r < rows; ++r) {
+      uint32_t* units = space.rows + r * key_units_;
+      const int64_t source = head_row(item, group, r);
+      std::memcpy(units, query + source * call_.width, call_.width * sizeof(T));
+      if (latent_)
+        std::memcpy(units + call_.width / per_unit, rope + source * call_.rope_width, call_.rope_width * sizeof(T));
+      std::fill(units + used, units + key_units_, 0u);
+    }
+    const PackedRows<Kernel> tiles{packed, rows, key_units_};
+    for (int64_t t = 0; t < tiles.tiles(); ++t) {
+      const uint32_t* source = space.rows + tiles.start(t) * key_units_;
+      Kernel::pack([&](int r) { return source + r * key_units_; }, tiles.tile_rows(t), key_units_, tiles.tile(t));
+    }
+  }
+
+  const T* page_of(const void* pages, int64_t page_stride, int64_t sequence, int64_t page) const {
+    return static_cast<const T*>(pages) + call_.page_table[sequence * call_.table_stride + page] * page_stride;
+  }
+
+  void prefetch_page(int64_t sequence, int64_t page) const {
+    const auto prefetch = [](const T* data, int64_t bytes) {
+      for (int64_t b = 0; b < bytes; b += 64) _mm_prefetch(reinterpret_cast<const char*>(data) + b, _MM_HINT_T1);
+    };
+    const int64_t second_width = latent_ ? call_.rope_width : call_.value_width;
+    const int64_t token_bytes = kPageTokens * call_.groups * static_cast<int64_t>(sizeof(T));
+    prefetch(page_of(call_.first, call_.first_page_stride, sequence, page), token_bytes * call_.width);
+    prefetch(page_of(call_.second, call_.second_page_stride, sequence, page), token_bytes * second_width);
+  }
+
+  // Tokens past the context are packed too; their scores are never looked at.
+  void pack_keys(const AttentionItem& item, int64_t page, int64_t group, const Workspace& space) const {
+    const auto pack = [&](const T* keys, int64_t width, int64_t token_stride, int64_t first_unit) {
+      for (int64_t token = 0; token < kPageTokens; token += kLanes) {
+        const auto row = [&](int r) { return reinterpret_cast<const uint32_t*>(keys + (token + r) * token_stride); };
+        uint32_t* panel = space.keys + (token / kPanelColumns * key_units_ + first_unit) * kPanelColumns;
+        transpose_rows(row, kLanes, width / per_unit, panel + token % kPanelColumns, kPanelColumns);
+      }
+    };
+    const T* first = page_of(call_.first, call_.first_page_stride, item.sequence, page);
+    pack(first + group * call_.width, call_.width, call_.groups * call_.width, 0);
+    if (latent_)
+      pack(page_of(call_.second, call_.second_page_stride, item.sequence, page), call_.rope_width, call_.rope_width,
+           call_.width / per_unit);
+  }
+
+  // Tokens past the context are zero: what lies in their place may be NaN, which a weight of 0 does not hide.
+  void pack_values(const AttentionItem& item, int64_t page, int64_t group, const Workspace& space) const {
+    const int64_t width = call_.value_width, stride = call_.groups * width;
+    const T* values = latent_ ? page_of(call_.first, call_.first_page_stride, item.sequence, page)
+                              : page_of(call_.second, call_.second_page_stride, item.sequence, page) + group * width;
+    const int64_t present = std::min(kPageTokens, item.position + item.tokens - page * kPageTokens);
+    for (int64_t column = 0; column < width; column += kPanelColumns) {
+      const int64_t columns = std::min<int64_t>(kPanelColumns, width - column);
+      uint32_t* panel = space.values + column * page_units;
+      for (int64_t token = 0; token < kPageTokens; token += per_unit, panel += kPanelColumns) {
+        const T* here = values + token * stride + column;
+        if (token >= present)
+          std::fill(panel, panel + kPanelColumns, 0u);
+        else
+          fill_value_units(here, token + 1 < present ? here + stride : nullptr, columns, panel);
+      }
+    }
+  }
+
+  static void fill_value_units(const float* token, const float*, int64_t columns, uint32_t* units) {
+    std::memcpy(units, token, columns * sizeof(float));
+  }
+
+  static void fill_value_units(const bf16* even, const bf16* odd, int64_t columns, uint32_t* units) {
+    if (odd == nullptr) {
+      for (int64_t c = 0; c < columns; ++c) units[c] = even[c];
+    } else {
+      for (int64_t c = 0; c < columns; ++c) units[c] = even[c] | static_cast<uint32_t>(odd[c]) << 16;
+    }
+  }
+
+  void attend_tile(const AttentionItem& item, int64_t page, const PackedRows<Kernel>& query, int64_t t,
+                   const Workspace& space, float* sums, float* highest, float* total) const {
+    const int rows = query.tile_rows(t);
+    for (int half = 0; half < 2; ++half)
+      Kernel::multiply(query.tile(t), rows, space.keys + half * key_units_ * kPanelColumns, key_units_,
+                       space.scores + half * kPanelColumns, kPageTokens, false);
+    for (int r = 0; r < rows; ++r) {
+      const int64_t position = item.position + (query.start(t) + r) / heads_per_group_;
+      weigh(position - page * kPageTokens, space.scores + r * kPageTokens, sums + r * value_columns_, highest[r],
+            total[r]);
+      put_weights(space.weights, rows, r, space.scores + r * kPageTokens);
+    }
+    for (int64_t column = 0; column < value_columns_; column += kPanelColumns)
+      Kernel::multiply(space.weights, rows, space.values + column * page_units, page_units, sums + column,
+                       value_columns_, true);
+  }
+
+  // Scores of one row and one page to weights relative to the highest score so far, in place.
+  // `position`: of the query, counted from the page's first token.
+  void weigh(int64_t position, float* scores, float* sums, float& highest, float& total) const {
+    constexpr int vectors = kPageTokens / kLanes;
+    const int high = static_cast<int>(std::min(kPageTokens, position + 1));
+    const int low = call_.window > 0 ? static_cast<int>(std::max<int64_t>(0, position + 1 - call_.window)) : 0;
+    if (low >= high) {
+      std::fill(scores, scores + kPageTokens, 0.0f);
+      return;
+    }
+    const bool all = low == 0 && high == kPageTokens;
+    const F32x16 scale = broadcast(call_.scale);
+    F32x16 s[vectors];
+    for (int v = 0; v < vectors; ++v) {
+      s[v] = load(scores + v * kLanes) * scale;
+      if (!all) s[v] = select(lanes_between(low - v * kLanes, high - v * kLanes), s[v], broadcast(kLowest));
+    }
+    const float peak = maximum(max(max(s[0], s[1]), max(s[2], s[3])));
+    if (peak > highest) {
+      if (total > 0) {
+        const float factor = exp(highest - peak);
+        total *= factor;
+        const F32x16 factors = broadcast(factor);
+        for (int64_t c = 0; c < value_columns_; c += kLanes) store(sums + c, load(sums + c) * factors);
+      }
+      highest = peak;
+    }
+    F32x16 sum_of_weights = zero();
+    for (int v = 0; v < vectors; ++v) {
+      s[v] = exp(s[v] - broadcast(highest));
+      if (!all) s[v] = select(lanes_between(low - v * kLanes, high - v * kLanes), s[v], zero());
+      sum_of_weights = sum_of_weights + s[v];
+      store(scores + v * kLanes, s[v]);
+    }
+    total += sum(sum_of_weights);
+  }
+
+  static void put_weights(RowUnit* tile, int rows, int r, const float* weights) {
+    alignas(64) uint32_t units[page_units];
+    if constexpr (per_unit == 1) {
+      std::memcpy(units, weights, sizeof units);
+    } else {
+      for (int64_t c = 0; c < kPageTokens; c += kLanes) store(reinterpret_cast<bf16*>(units) + c, load(weights + c));
+    }
+    for (int u = 0; u < page_units; u += 16) Kernel::put(tile, rows, r, u, units + u, 16);
+  }
+
+  // Divides by the sum of the weights, the sink's among them.
+  void finish(const AttentionItem& item, int64_t group, int64_t r, const float* sums, float highest,
+              float total) const {
+    const int64_t row = head_row(item, group, r);
+    float factor = 1.0f;
+    if (call_.sinks != nullptr) {
+      const float sink = call_.sinks[row % call_.heads], peak = std::max(highest, sink);
+      factor = exp(highest - peak);
+      total = total * factor + exp(sink - peak);
+    }
+    const F32x16 share = broadcast(factor / total);
+    T* out = static_cast<T*>(call_.out) + row * call_.value_width;
+    int64_t c = 0;
+    for (; c + kLanes <= call_.value_width; c += kLanes) store(out + c, load(sums + c) * share);
+    if (c < call_.value_width) {
+      alignas(64) T rest[kLanes];
+      store(rest, load(sums + c) * share);
+      std::copy(rest, rest + call_.value_width - c, out + c);
+    }
+  }
+
+  void merge(const AttentionMerge& merge) const {
+    static thread_local Scratch scratch;
+    const AttentionItem& item = schedule_.items[merge.item];
+    const int64_t rows = rows_of(call_, item);
+    float* sums = scratch.get<float>(value_columns_);
+    for (int64_t i = 0; i < rows * (item.last_group - item.first_group); ++i) {
+      const auto part = [&](int64_t p) {
+        return partials_ + (schedule_.items[merge.item + p].partial + i) * partial_size();
+      };
+      float highest = kLowest, total = 0;
+      for (int64_t p = 0; p < merge.count; ++p) highest = std::max(highest, part(p)[value_columns_]);
+      std::fill(sums, sums + value_columns_, 0.0f);
+      for (int64_t p = 0; p < merge.count; ++p) {
+        const float factor = exp(part(p)[value_columns_] - highest);
+        total += part(p)[value_columns_ + 1] * factor;
+        const F32x16 factors = broadcast(factor);
+        for (int64_t c = 0; c < value_columns_; c += kLanes)
+          store(sums + c, fma(load(part(p) + c), factors, load(sums + c)));
+      }
+      finish(item, item.first_group + i / rows, i % rows, sums, highest, total);
+    }
+  }
+
+  const AttentionCall& call_;
+  AttentionSchedule schedule_;
+  int64_t key_units_, value_columns_, heads_per_group_;
+  bool latent_;
+  float* partials_;
+};
+
+}  // namespace
+}  // namespace hpcgen
+
+// bf16: width, rope_width and value_width are even.
+extern "C" void hpcgen_attention_bf16(const AttentionCall* call) {
+  using namespace hpcgen;
+#if defined(HPCGEN_AMX)
+  // Decode with few heads in a group would leave tiles mostly empty.
+  const int64_t tokens = call->query_offsets[call->sequences];
+  if (tokens * (call->heads / call->groups) >= 16 * call->sequences) return Attention<AmxKernel>(*call).run();
+#endif
+  Attention<DotKernel<bf16>>(*call).run();
+}
+
+extern "C" void hpcgen_attention_f32(const AttentionCall* call) {
+  using namespace hpcgen;
+  Attention<DotKernel<float>>(*call).run();
+}
+
+// pages[slot / 64][slot % 64] = rows[t] for each new token t; `bytes`: of one token; the page stride in bytes.
+extern "C" void hpcgen_write_pages(char* pages, int64_t page_stride, const char* rows, int64_t row_stride,
+                                   const int64_t* slots, int64_t tokens, int64_t bytes) {
+  for (int64_t t = 0; t < tokens; ++t)
+    std::memcpy(pages + slots[t] / hpcgen::kPageTokens * page_stride + slots[t] % hpcgen::kPageTokens * bytes,
+                rows + t * row_stride, static_cast<size_t>(bytes));
+}

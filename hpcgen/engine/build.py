@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 
@@ -75,6 +74,11 @@ def build_engine(
     on_progress: Callable[[Activity], None] = lambda activity: None,
 ) -> Assembly:
     """Raises HpcgenError where the memory does not suffice."""
+    missing = [unit for unit in model.units if unit not in weights.units]
+    if missing:
+        raise HpcgenError(
+            f"The weight file {weights.path} has no {missing[0]}: it belongs to another model. Remove it and run again."
+        )
     layout = model.kv_layout
     store = HostStore(layout, _host_pages(options, layout.page_bytes))
     if options.device.type == "cuda":
@@ -115,17 +119,6 @@ def build_engine(
         on_progress,
     )
     return Assembly(engine, model, store, device, budget, phases)
-
-
-def open_model(directory: Path, weights: WeightFile, options: EngineOptions) -> CausalModel:
-    """The model of a directory, to be bound to its weight file. Raises HpcgenError where they do not fit together."""
-    model = CausalModel.build(directory, options.dtype, options.device)
-    missing = [unit for unit in model.units if unit not in weights.units]
-    if missing:
-        raise HpcgenError(
-            f"The weight file {weights.path} has no {missing[0]}: it belongs to another model. Remove it and run again."
-        )
-    return model
 
 
 def _host_pages(options: EngineOptions, page_bytes: int) -> int:

@@ -54,16 +54,13 @@ class Engine:
         self._sequences: dict[int, Sequence] = {}
         self._active: dict[int, Sequence] = {}
         self._failed: list[Sequence] = []
+        self.backlog = 0
+        """Tokens that still have to be prefilled; whoever feeds the engine keeps a wave of them here."""
 
     @property
     def pending(self) -> int:
         """Sequences that were added and not handed out."""
         return len(self._sequences) + len(self._failed)
-
-    @property
-    def waiting(self) -> int:
-        """Sequences that no wave has taken yet; whoever feeds the engine keeps some here."""
-        return self._scheduler.waiting
 
     def sequences(self) -> list[Sequence]:
         """The unfinished sequences, oldest first: what a checkpoint saves between two steps."""
@@ -79,6 +76,7 @@ class Engine:
             self._failed.append(sequence)
         else:
             self._sequences[sequence.id] = sequence
+            self.backlog += sequence.prefill_target
 
     def step(self) -> list[Sequence]:
         """Executes one decision. Returns the sequences that ended: FINISHED, or FAILED with an `error`."""
@@ -101,6 +99,7 @@ class Engine:
         for key in part.discard:
             sequence = self._sequences[key]
             self._active.pop(key, None)
+            self.backlog += sequence.kv_length
             self._device.kv.drop(sequence)
             self.lifecycle.move(sequence, Status.WAITING)
         for key in part.suspend:
@@ -127,7 +126,9 @@ class Engine:
                 kv.suspend(span.sequence)
                 self.lifecycle.move(span.sequence, Status.SUSPENDED)
         self.activity.waves += 1
-        self.activity.prefill_tokens += sum(chunk.tokens for chunk in part.chunks)
+        tokens = sum(chunk.tokens for chunk in part.chunks)
+        self.backlog -= tokens
+        self.activity.prefill_tokens += tokens
         self.activity.decode_tokens += len(sampled)
         self._on_progress(self.activity)
         return ended

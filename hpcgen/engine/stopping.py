@@ -10,11 +10,11 @@ class StopMatcher(Protocol):
     """Looks for stop strings in the text of one sequence as it grows; `batch.detokenization` has one."""
 
     def push(self, token: int) -> bool:
-        """Adds a token; whether a stop string is now complete."""
+        """Adds a token; whether a stop string is now complete, and may end the sequence."""
 
     @property
-    def text(self) -> str:
-        """The text before the stop string."""
+    def text(self) -> str | None:
+        """The text before the stop string, once it is complete."""
 
 
 StopMatcherFactory = Callable[[Sequence], StopMatcher]
@@ -32,13 +32,12 @@ class Stopping:
         sampling, output = sequence.sampling, sequence.output
         output.append(token)
         matched = bool(sampling.stop) and self._matches(sequence, token)
-        if len(output) >= sampling.min_tokens:
-            if token in sampling.stop_token_ids:
-                sequence.finish_reason = "stop"
-            elif matched:
-                sequence.finish_reason = "stop"
-                sequence.text = self._matchers[sequence.id].text
-        if sequence.finish_reason is None and len(output) >= sampling.max_tokens:
+        if matched:
+            sequence.finish_reason = "stop"
+            sequence.text = self._matchers[sequence.id].text
+        elif token in sampling.stop_token_ids and len(output) >= sampling.min_tokens:
+            sequence.finish_reason = "stop"
+        elif len(output) >= sampling.max_tokens:
             sequence.finish_reason = "length"
         if sequence.finish_reason is None:
             return False

@@ -41,6 +41,16 @@ def read_config(directory: Path) -> tuple[str, PreTrainedConfig]:
     return model_type, config
 
 
+def context_length(config: PreTrainedConfig) -> int:
+    """Most tokens of a sequence that the model's positions are made for. Raises ModelError where it names no number."""
+    length = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if not isinstance(length, int):
+        raise ModelError(
+            f"Model type '{config.model_type}' does not say how long its context is; give --max-model-len."
+        )
+    return length
+
+
 def definition_of(model_type: str, config: PreTrainedConfig) -> type[PreTrainedModel]:
     """The ForCausalLM class. Raises ModelError for an architecture that cannot be served with paged KV."""
     refuse = _refusal(config)

@@ -1,0 +1,208 @@
+"""The `hpcgen` command: parses, calls, and turns a user's mistake into one line. What it does is elsewhere."""
+
+import argparse
+import logging
+import os
+import re
+import sys
+from pathlib import Path
+
+from hpcgen import __version__
+from hpcgen.errors import HpcgenError
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def size(text: str) -> int:
+    """Bytes of '24GiB', '500MB', '2g' or '1048576'."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", text.strip().lower())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write 24GiB, 500MB or a number of bytes")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def positive(text: str) -> int:
+    """A whole number above 0."""
+    if not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="hpcgen",
+        description="Batch LLM inference for supercomputers: a JSONL of requests in, ordered results out.",
+        epilog="Start with: hpcgen run --model DIR --input requests.jsonl --output results.jsonl",
+    )
+    parser.add_argument("--version", action="version", version=f"hpcgen {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_run(commands)
+    _add_convert(commands)
+    _add_verify(commands)
+    return parser
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `run`, which `submit` takes too."""
+    files = parser.add_argument_group("files")
+    files.add_argument(
+        "--model", type=Path, required=True, metavar="DIR", help="Hugging Face model directory (safetensors)"
+    )
+    files.add_argument(
+        "--input", type=Path, required=True, metavar="JSONL",
+        help="OpenAI Batch requests, one a line, for /v1/chat/completions or /v1/completions",
+    )  # fmt: skip
+    files.add_argument(
+        "--output", type=Path, required=True, metavar="JSONL",
+        help="results in the input's order; failed requests go to OUTPUT with .errors before its suffix",
+    )  # fmt: skip
+    files.add_argument(
+        "--run-dir", type=Path, metavar="DIR",
+        help="journal, checkpoints and events of the run; the same command on it continues an interrupted run "
+        "(default: OUTPUT with suffix .run)",
+    )  # fmt: skip
+    files.add_argument(
+        "--sub-batch", type=positive, metavar="N",
+        help="release the results of each N requests in RUN_DIR/outputs/sub_batches as soon as they are complete",
+    )  # fmt: skip
+    model = parser.add_argument_group("model")
+    model.add_argument("--seed", type=int, default=0, help="seed of requests that name none (default: 0)")
+    model.add_argument(
+        "--max-model-len", type=positive, metavar="TOKENS",
+        help="longest sequence, prompt and output together (default: the model's context)",
+    )  # fmt: skip
+    model.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), help="default: the checkpoint's")
+    machine = parser.add_argument_group("machine", "Defaults are chosen from the machine. Sizes: 24GiB, 500MB, ...")
+    machine.add_argument("--device", default="auto", help="cpu, cuda, cuda:N or auto (default)")
+    machine.add_argument(
+        "--device-memory", type=size, metavar="SIZE",
+        help="budget for parameters, KV and activations on the device; what does not fit is streamed from host memory. "
+        "On a CPU: default is no limit, and nothing is copied",
+    )  # fmt: skip
+    machine.add_argument(
+        "--host-memory", type=size, metavar="SIZE", help="host memory for KV (default: 60%% of what is free)"
+    )
+    machine.add_argument(
+        "--attention-microbatch", type=positive, metavar="TOKENS",
+        help="most tokens (prefill) or sequences (decode) of one attention call",
+    )  # fmt: skip
+    machine.add_argument(
+        "--expert-batch", type=positive, metavar="TOKENS",
+        help="tokens of a prefill wave, and most sequences that decode at once: the batch the experts see",
+    )  # fmt: skip
+    machine.add_argument(
+        "--threads", type=positive, help="CPU threads to compute with (default: the cores of this process)"
+    )
+
+
+def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "run",
+        help="run a batch here",
+        description="Run a batch of requests to its end, or continue one that was interrupted.",
+    )
+    add_run_arguments(parser)
+    parser.set_defaults(call=_run)
+
+
+def _add_convert(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "convert",
+        help="convert a model to a weight file",
+        description="Convert a Hugging Face checkpoint to the weight file that runs map into memory. "
+        "`run` does this by itself at first use, into $HPCGEN_CACHE or ~/.cache/hpcgen.",
+    )
+    parser.add_argument("model", type=Path, metavar="MODEL_DIR")
+    parser.add_argument("file", type=Path, metavar="FILE", nargs="?", help="default: the cache")
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), help="default: the checkpoint's")
+    parser.set_defaults(call=_convert)
+
+
+def _add_verify(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "verify", help="check a weight file", description="Check every byte of a weight file against its checksums."
+    )
+    parser.add_argument("file", type=Path, metavar="FILE")
+    parser.set_defaults(call=_verify)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from hpcgen.jobs.run import RunOptions, run
+    from hpcgen.report.summary import render
+
+    summary = run(
+        RunOptions(
+            model=arguments.model,
+            input=arguments.input,
+            output=arguments.output,
+            run_directory=arguments.run_dir,
+            seed=arguments.seed,
+            max_model_len=arguments.max_model_len,
+            dtype=_dtype(arguments.dtype),
+            device=arguments.device,
+            device_memory=arguments.device_memory,
+            host_memory=arguments.host_memory,
+            attention_microbatch=arguments.attention_microbatch,
+            expert_batch=arguments.expert_batch,
+            sub_batch=arguments.sub_batch,
+            threads=arguments.threads,
+        ),
+        _say,
+    )
+    print(render(summary))
+    return 0
+
+
+def _convert(arguments: argparse.Namespace) -> int:
+    from hpcgen.jobs.run import ConversionProgress
+    from hpcgen.model.conversion.convert import convert
+    from hpcgen.model.weight_cache import cached_weight_file
+
+    progress = ConversionProgress(_say)
+    if arguments.file is None:
+        path = cached_weight_file(arguments.model, _dtype(arguments.dtype), progress=progress, waiting=_say)
+    else:
+        path = convert(arguments.model, arguments.file, _dtype(arguments.dtype), progress=progress)
+    print(path)
+    return 0
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from hpcgen.model.weight_verify import verify
+
+    problems = verify(arguments.file)
+    for problem in problems:
+        print(problem)
+    if not problems:
+        print(f"{arguments.file}: whole")
+    return 1 if problems else 0
+
+
+def _dtype(name: str | None):  # type: ignore[no-untyped-def]  # torch takes a second to import
+    import torch
+
+    return None if name is None else getattr(torch, name)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a command. 0: done; 1: a failure of the machine or the program; 2: the user's to mend; 130: interrupted."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    try:
+        arguments = build_parser().parse_args(argv)
+        return arguments.call(arguments)
+    except HpcgenError as error:
+        _say(f"hpcgen: {error}")
+        return error.exit_code
+    except KeyboardInterrupt:
+        _say("hpcgen: interrupted; what is finished is kept, and the same command continues")
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

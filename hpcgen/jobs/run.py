@@ -1,0 +1,255 @@
+"""`hpcgen run`: one batch from its requests to ordered results, in this process."""
+
+import os
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from hpcgen.batch.detokenization import Detokenizer
+from hpcgen.batch.intake import Intake
+from hpcgen.batch.reader import BatchInput
+from hpcgen.batch.results import Results, check_output_path, error_path
+from hpcgen.batch.run_directory import RunDirectory
+from hpcgen.engine.build import Assembly, EngineOptions, build_engine
+from hpcgen.engine.engine import Activity
+from hpcgen.errors import HpcgenError
+from hpcgen.jobs.totals import JobTimes, token_totals
+from hpcgen.model.architecture import context_length, read_config
+from hpcgen.model.causal import CausalModel
+from hpcgen.model.conversion.definition import target_dtype
+from hpcgen.model.weight_cache import cached_weight_file
+from hpcgen.model.weight_file import WeightFile
+from hpcgen.report.events import EventLog
+from hpcgen.report.progress import Counts, Progress
+from hpcgen.report.summary import Summary
+from hpcgen.scheduler.plan import Phase
+from hpcgen.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What the user asked for. Sizes in bytes; None: a default made from the model or the machine."""
+
+    model: Path
+    input: Path
+    output: Path
+    run_directory: Path | None = None
+    seed: int = 0
+    max_model_len: int | None = None
+    dtype: torch.dtype | None = None
+    device: str = "auto"
+    device_memory: int | None = None
+    host_memory: int | None = None
+    attention_microbatch: int | None = None
+    expert_batch: int | None = None
+    sub_batch: int | None = None
+    threads: int | None = None
+
+
+def run(options: RunOptions, say: Callable[[str], None]) -> Summary:
+    """Runs the batch, or continues it where its run directory says. `say` shows a line to the user.
+
+    Raises HpcgenError for what the user can mend, before any work where that can be known.
+    """
+    check_output_path(options.output)
+    batch_input = BatchInput(options.input)
+    device = _device(options.device)
+    if device.type == "cpu":
+        torch.set_num_threads(options.threads or len(os.sched_getaffinity(0)))
+    detokenizer = Detokenizer.load(options.model)
+    config = read_config(options.model)[1]
+    engine_options = _engine_options(options, device, target_dtype(config, options.dtype), context_length(config))
+    dtype = engine_options.dtype
+    model = CausalModel.build(options.model, dtype, device)
+    run_directory = RunDirectory(options.run_directory or default_run_directory(options.output))
+    decisive = {
+        "seed": options.seed,
+        "max_model_len": engine_options.max_model_len,
+        "dtype": str(dtype).removeprefix("torch."),
+    }
+    with run_directory.open(batch_input, options.model, decisive):
+        results = Results(run_directory, batch_input, detokenizer, options.sub_batch)
+        if results.finished:
+            say(f"continuing {run_directory.path}: {results.finished:,} of {len(batch_input):,} requests are finished")
+        with EventLog(run_directory.events_path, requests=len(batch_input)) as events:
+            conversion = ConversionProgress(say)
+            weights = WeightFile(cached_weight_file(options.model, dtype, progress=conversion, waiting=say))
+            batch = _Batch(options, engine_options, batch_input, results, events, say)
+            batch.run(model, weights, detokenizer)
+            events.write("finished", requests=results.finished, failed=results.failed)
+        return _summarise(options, run_directory, results, batch.activity)
+
+
+def default_run_directory(output: Path) -> Path:
+    """results.jsonl -> results.run, beside it."""
+    return output.with_suffix(".run")
+
+
+class _Batch:
+    """Feeds the engine with requests and the results with what it finished."""
+
+    def __init__(
+        self,
+        options: RunOptions,
+        engine_options: EngineOptions,
+        batch_input: BatchInput,
+        results: Results,
+        events: EventLog,
+        say: Callable[[str], None],
+    ):
+        self._options, self._engine_options, self._input = options, engine_options, batch_input
+        self._results, self._events, self._say = results, events, say
+        self._counts = Counts(requests=len(batch_input), done=results.finished, failed=results.failed)
+        self._done_tokens = 0
+        self._seen = (0, 0.0)
+        self.activity = Activity()
+
+    def run(self, model: CausalModel, weights: WeightFile, detokenizer: Detokenizer) -> None:
+        """Until every request has a result or an error; the journal is synced whatever happens."""
+        intake = Intake(
+            self._input,
+            self._options.model,
+            self._options.seed,
+            self._engine_options.max_model_len,
+            self._results.is_finished,
+            ahead=max(512, self._engine_options.expert_batch // 2),
+        )
+        with intake, Progress(self._counts) as progress:
+            self._progress = progress
+            assembly = build_engine(
+                model,
+                weights,
+                self._engine_options,
+                lambda sequence: detokenizer.stop_matcher(sequence.sampling.stop, sequence.sampling.min_tokens),
+                on_progress=self._advanced,
+            )
+            self.activity = assembly.engine.activity
+            self._describe(assembly)
+            try:
+                self._loop(intake, assembly)
+            finally:
+                assembly.device.close()
+                self._results.sync(now=True)
+                self._update("finished" if self._results.complete else "stopped")
+
+    def _loop(self, intake: Intake, assembly: Assembly) -> None:
+        engine, wave = assembly.engine, self._engine_options.expert_batch
+        while True:
+            while engine.backlog < wave:
+                # With few sequences in hand, a full wave is worth a wait for the tokenizer.
+                item = intake.take(block=engine.pending < wave // 2)
+                if item is None:
+                    break
+                if item.error is not None:
+                    self._results.fail(item.request, item.error)
+                for sequence in item.sequences:
+                    engine.add(sequence)
+            if not engine.pending and intake.exhausted:
+                return
+            for sequence in engine.step():
+                self._finish(sequence)
+
+    def _finish(self, sequence: Sequence) -> None:
+        self._done_tokens += len(sequence.output)
+        self._results.finish(sequence)
+
+    def _advanced(self, activity: Activity) -> None:
+        """After every wave and step."""
+        tokens = activity.prefill_tokens + activity.decode_tokens
+        now = time.perf_counter()
+        seen_tokens, seen_time = self._seen
+        self._events.step(activity.phase.value, tokens - seen_tokens, now - seen_time if seen_time else 0.0)
+        self._seen = (tokens, now)
+        self._results.sync()
+        self._update(activity.phase.value)
+
+    def _update(self, phase: str) -> None:
+        self._progress.update(
+            Counts(
+                requests=len(self._input),
+                done=self._results.finished,
+                failed=self._results.failed,
+                output_tokens=self.activity.decode_tokens,
+                done_tokens=self._done_tokens,
+                phase=phase,
+            )
+        )
+
+    def _describe(self, assembly: Assembly) -> None:
+        store, layout = assembly.store, assembly.model.kv_layout
+        self._events.write(
+            "memory",
+            host_pages=store.count,
+            page_bytes=layout.page_bytes,
+            device_budget=assembly.budget.limit,
+            phases={phase.value: asdict(memory) for phase, memory in (assembly.phases or {}).items()},
+        )
+
+
+class ConversionProgress:
+    """Shows the conversion of a checkpoint, at most every few seconds."""
+
+    def __init__(self, say: Callable[[str], None], interval: float = 5.0):
+        self._say, self._interval, self._next = say, interval, 0.0
+
+    def __call__(self, written: int, total: int, name: str) -> None:
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + self._interval
+            self._say(f"converting the model: {written / max(total, 1):.0%} of {total / 2**30:,.2f} GiB ({name})")
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise HpcgenError(f"There is no device {name!r}; use cpu, cuda, cuda:N or auto.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise HpcgenError(f"Device {name!r} is not supported; use cpu, cuda, cuda:N or auto.")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise HpcgenError("There is no CUDA device, or this torch is built without CUDA; use --device cpu.")
+    return device
+
+
+def _engine_options(options: RunOptions, device: torch.device, dtype: torch.dtype, longest: int) -> EngineOptions:
+    if options.max_model_len is not None and options.max_model_len > longest:
+        raise HpcgenError(
+            f"--max-model-len {options.max_model_len} is more than the model's context of {longest} tokens."
+        )
+    chosen = {
+        name: getattr(options, name)
+        for name in ("device_memory", "host_memory", "attention_microbatch", "expert_batch")
+        if getattr(options, name) is not None
+    }
+    return EngineOptions(max_model_len=options.max_model_len or longest, dtype=dtype, device=device, **chosen)
+
+
+def _summarise(options: RunOptions, run_directory: RunDirectory, results: Results, activity: Activity) -> Summary:
+    """Writes the outputs, then the success marker, and says what came of the run."""
+    counts = results.write_outputs(options.output)
+    tokens = token_totals(results.journal)
+    jobs = JobTimes.read(run_directory.events_path)
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss + resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    summary = Summary(
+        requests_ok=counts.completed,
+        requests_failed=counts.failed,
+        prompt_tokens=tokens.prompt,
+        output_tokens=tokens.output,
+        bct=jobs.seconds,
+        prefill_seconds=activity.seconds[Phase.PREFILL],
+        decode_seconds=activity.seconds[Phase.DECODE],
+        peak_memory=memory * 1024,
+        output=options.output,
+        errors=error_path(options.output),
+        run_directory=run_directory.path,
+        scts=jobs.since_start(results.sub_batches.completion_times()) if results.sub_batches else (),
+        resumed=jobs.count - 1,
+    )
+    run_directory.mark_complete({"requests_ok": counts.completed, "requests_failed": counts.failed, "bct": summary.bct})
+    return summary

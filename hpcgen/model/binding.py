@@ -9,15 +9,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from hpcgen.kernels.layouts import StoredTensor
 from hpcgen.model.errors import ModelError
 from hpcgen.model.experts import ExpertsLayer
-from hpcgen.model.linear import StoredLinear
+from hpcgen.model.linear import STORED_WEIGHT
 from hpcgen.model.units import aliases_of
+
+Assignment = tuple[dict[str, Any], str, Any]
+"""A dictionary, a key in it, and the value that it gets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,7 @@ class BoundUnit:
     """Weights of one unit at one place in memory, ready to be the model's."""
 
     unit: str
-    assignments: tuple[tuple[dict[str, Any], str, Any], ...]
+    assignments: tuple[Assignment, ...]
 
     def apply(self) -> None:
         """Makes these the weights that the unit computes with, in place of what was bound before."""
@@ -43,6 +45,10 @@ class _Place(NamedTuple):
     @property
     def experts(self) -> ExpertsLayer | None:
         return self.module.__dict__.get("experts_layer")
+
+    @property
+    def is_linear_weight(self) -> bool:
+        return self.leaf == "weight" and STORED_WEIGHT in self.module.__dict__
 
     @property
     def tensors(self) -> dict[str, Any]:
@@ -75,7 +81,7 @@ class UnitBinder:
         Raises ModelError for a missing tensor or one of another shape, and for a packed or quantised one where only
         plain ones can be computed with.
         """
-        assignments: list[tuple[dict[str, Any], str, Any]] = []
+        assignments: list[Assignment] = []
         experts: dict[int, tuple[ExpertsLayer, dict[str, StoredTensor]]] = {}
         for name in self.units[unit]:
             stored = tensors.get(name)
@@ -88,7 +94,7 @@ class UnitBinder:
                 if layer is not None:
                     experts.setdefault(id(layer), (layer, {}))[1][place.leaf] = stored
                 else:
-                    assignments.append(self._assignment(name, place, stored, tensors))
+                    assignments.extend(_assignments(name, place, stored))
         for layer, parts in experts.values():
             assignments.append((layer.__dict__, "weights", layer.weights_of(parts, first_expert)))
         return BoundUnit(unit, tuple(assignments))
@@ -104,21 +110,21 @@ class UnitBinder:
                 place.tensors.pop(place.leaf, None)
                 if place.experts is not None:
                     place.experts.weights = None
-                if isinstance(place.module.__dict__.get("forward"), StoredLinear):
-                    del place.module.__dict__["forward"]
+                if place.is_linear_weight:
+                    place.module.__dict__[STORED_WEIGHT] = None
 
-    def _assignment(
-        self, name: str, place: _Place, stored: StoredTensor, tensors: Mapping[str, StoredTensor]
-    ) -> tuple[dict[str, Any], str, Any]:
-        if stored.layout == "plain":
-            value = stored.data if place.is_buffer else nn.Parameter(stored.data, requires_grad=False)
-            return place.tensors, place.leaf, value
-        if not isinstance(place.module, nn.Linear) or place.leaf != "weight":
-            kind = type(place.module).__name__
-            raise ModelError(f"Weight '{name}' is stored as '{stored.layout}', but {kind} needs a plain one.")
-        bias_name = name.removesuffix("weight") + "bias"
-        bias: torch.Tensor | None = tensors[bias_name].data if bias_name in self.shapes else None
-        return place.module.__dict__, "forward", StoredLinear(stored, bias)
+
+def _assignments(name: str, place: _Place, stored: StoredTensor) -> list[Assignment]:
+    if stored.layout == "plain":
+        value = stored.data if place.is_buffer else nn.Parameter(stored.data, requires_grad=False)
+        assignments: list[Assignment] = [(place.tensors, place.leaf, value)]
+        if place.is_linear_weight:
+            assignments.append((place.module.__dict__, STORED_WEIGHT, None))
+        return assignments
+    if not place.is_linear_weight:
+        kind = type(place.module).__name__
+        raise ModelError(f"Weight '{name}' is stored as '{stored.layout}', but {kind} needs a plain one.")
+    return [(place.tensors, place.leaf, None), (place.module.__dict__, STORED_WEIGHT, stored)]
 
 
 def _check_shape(name: str, stored: StoredTensor, expected: tuple[int, ...], is_expert: bool) -> None:

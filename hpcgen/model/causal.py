@@ -18,6 +18,7 @@ from hpcgen.model.errors import ModelError
 from hpcgen.model.experts import ExpertsLayer, attach, is_experts_module
 from hpcgen.model.family import Family, family_of, layer_count
 from hpcgen.model.forward_context import ForwardContext, PagedCache
+from hpcgen.model.linear import read_stored_weights
 from hpcgen.model.mla import absorb
 from hpcgen.model.probe import ProbeAttention, ProbeExperts, kv_layout_found, probe_batch
 from hpcgen.model.units import units_of
@@ -55,6 +56,7 @@ class CausalModel:
                     self.experts[index] = attach(child, self, index)
         self.units = units_of(module, family, self.layers)
         self._binder = UnitBinder(module, self.units)
+        read_stored_weights(module)
         self._embedding = module.get_submodule(family.embedding)
         # `past_key_values` is its name before transformers 5.22 or so.
         parameters = inspect.signature(module.forward).parameters

@@ -5,21 +5,15 @@ from typing import Literal, Protocol
 
 import torch
 from torch import nn
-from transformers.activations import ACT2FN
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, _default_apply_gate
 
 from hpcgen.kernels.experts.interface import ExpertsBackend, ExpertWeights
 from hpcgen.kernels.layouts import StoredTensor
 from hpcgen.model.attention_function import IMPLEMENTATION
 from hpcgen.model.errors import ModelError
+from hpcgen.model.linear import ACTIVATIONS, Activation
 
-Activation = Literal["silu", "gelu_tanh", "gelu", "swiglu_oai"]
-
-_ACTIVATIONS: dict[type, Activation] = {
-    type(ACT2FN["silu"]): "silu",
-    type(ACT2FN["gelu"]): "gelu",
-    type(ACT2FN["gelu_pytorch_tanh"]): "gelu_tanh",
-}
+ExpertsActivation = Activation | Literal["swiglu_oai"]
 
 
 class HasExpertsBackend(Protocol):
@@ -33,7 +27,7 @@ class ExpertsLayer:
     owner: HasExpertsBackend
     """The model: its backend can be exchanged, say for an expert-parallel one, without touching the layers."""
     layer: int
-    activation: Activation
+    activation: ExpertsActivation
     transposed: bool
     interleaved: bool
     alpha: float = 1.702
@@ -75,9 +69,9 @@ def attach(module: nn.Module, owner: HasExpertsBackend, layer: int) -> ExpertsLa
     return experts
 
 
-def _activation(module: nn.Module) -> Activation:
+def _activation(module: nn.Module) -> ExpertsActivation:
     if type(module)._apply_gate is _default_apply_gate:  # type: ignore[attr-defined]
-        activation = _ACTIVATIONS.get(type(module.act_fn))
+        activation = ACTIVATIONS.get(type(module.act_fn))
         if activation is not None:
             return activation
     elif hasattr(module, "alpha") and hasattr(module, "limit"):

@@ -82,15 +82,16 @@ def absorb(attention: nn.Module) -> bool:
     Latent attention is what has DeepSeek-V2's or -V3's `forward`: transformers generates the definitions of families
     that share it as textual copies.
     """
-    rotary: Rotary | None = None
-    if _same_forward(attention, modeling_deepseek_v2.DeepseekV2Attention):
-        rotary = "complex"
-    elif _same_forward(attention, modeling_deepseek_v3.DeepseekV3Attention):
-        rotary = "pairs" if getattr(attention.config, "rope_interleave", False) else "half"
+    rotary = _rotary_of(attention)
     if rotary is not None:
         attention.__dict__["forward"] = AbsorbedAttention(attention, rotary)
     return rotary is not None
 
 
-def _same_forward(module: nn.Module, reference: type[nn.Module]) -> bool:
-    return inspect.getsource(type(module).forward) == inspect.getsource(reference.forward)
+def _rotary_of(module: nn.Module) -> Rotary | None:
+    source = inspect.getsource(type(module).forward)
+    if source == inspect.getsource(modeling_deepseek_v2.DeepseekV2Attention.forward):
+        return "complex"
+    if source == inspect.getsource(modeling_deepseek_v3.DeepseekV3Attention.forward):
+        return "pairs" if getattr(module.config, "rope_interleave", False) else "half"
+    return None

@@ -12,7 +12,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from hpcgen.kernels.layouts import StoredTensor, unpack
 from hpcgen.model.conversion.checkpoint import INDEX_FILE
 from hpcgen.model.conversion.definition import Definition
-from hpcgen.model.quantization import FP8_SCALE, MXFP4_BLOCKS, MXFP4_SCALES, coarsen_scale, quantization_of
+from hpcgen.model.quantization import FP8_SCALE, MXFP4_BLOCKS, MXFP4_SCALES, coarsen_scale, quantization_of, scale_shape
 from hpcgen.model.weight_file import WeightFile
 
 
@@ -70,4 +70,6 @@ def _published_fp8(
     for key, weight in weights.items():
         block = quantization.block if quantization is not None else None
         yield key, weight.contiguous().clone().view(torch.float8_e4m3fn)
-        yield key + FP8_SCALE, coarsen_scale(scales[key], stored.block, block)
+        # transformers before 5.24 drops dimensions of size 1.
+        scale = scales[key].reshape(scale_shape(weight.shape, stored.block))
+        yield key + FP8_SCALE, coarsen_scale(scale, stored.block, block)

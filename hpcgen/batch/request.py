@@ -111,11 +111,6 @@ class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
-    @property
-    def logprob_count(self) -> int | None:
-        """As SamplingParams.logprobs: None for no log-probabilities, else how many alternatives."""
-        raise TypeError("a body is of one of the two endpoints")
-
 
 class ChatBody(Body, kw_only=True):
     """Body of a request to `/v1/chat/completions`."""
@@ -128,6 +123,7 @@ class ChatBody(Body, kw_only=True):
     reasoning_effort: str | None = None
     """Goes to the chat template; refused where the template knows nothing of it."""
     tools: list[dict[str, Any]] | None = None
+    """Shown to the model, unless `tool_choice` is "none"; a call is returned as the text that the model wrote."""
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
@@ -168,6 +164,7 @@ class ChatBody(Body, kw_only=True):
 
     @property
     def logprob_count(self) -> int | None:
+        """As SamplingParams.logprobs: None for no log-probabilities, else how many alternatives."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
@@ -203,6 +200,7 @@ class CompletionBody(Body, kw_only=True):
 
     @property
     def logprob_count(self) -> int | None:
+        """As SamplingParams.logprobs: None for no log-probabilities, else how many alternatives."""
         return self.logprobs
 
 

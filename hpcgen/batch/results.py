@@ -121,11 +121,13 @@ class Results:
             self._append(request, samples)
 
     def fail(self, request: int, error: RequestError) -> None:
-        """A request has ended in an error.
+        """A request has ended in an error; nothing happens if it is finished already.
 
         Raises:
             JournalError: the journal cannot be written.
         """
+        if self.journal.finished(request):
+            return
         self._samples.pop(request, None)
         self.journal.append(request, False, error_line(self._run_id, request, error))
         self.sync()

@@ -92,6 +92,8 @@ class RunDirectory:
         except OSError as error:
             raise RunDirectoryError(f"cannot write the run directory {self.path}: {error.strerror}") from None
         try:
+            for leftover in self.path.rglob(".*.part"):  # files that a killed process was writing
+                leftover.unlink()
             self._continue_or_begin(batch_input, identity, dict(options))
         except BaseException:
             self.close()

@@ -40,7 +40,7 @@ def load_tokenizer(model_directory: str | Path) -> Any:
     from transformers import AutoTokenizer  # seconds to import, so only where it is used
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(model_directory), local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(str(model_directory), local_files_only=True, trust_remote_code=False)
     except Exception as error:
         # transformers raises many types here (OSError, ValueError, KeyError, the tokenizers library's bare Exception).
         reason = str(error).strip().splitlines()

@@ -1,5 +1,7 @@
 import json
 import os
+import subprocess
+import sys
 from array import array
 
 import pytest
@@ -91,6 +93,14 @@ def test_samples_that_end_after_their_request_failed_change_nothing(start, batch
     assert results.complete and results.failed == 1 and not list(results.unassembled())
 
 
+def test_a_request_fails_once(start, batch_input, completion, tmp_path):
+    results, _ = start(batch_input([completion("a")]))
+    for reason in ("first", "second"):
+        results.fail(0, RequestError(line=1, code="c", message=reason))
+    results.write_outputs(tmp_path / "out.jsonl")
+    assert [line["error"]["message"] for line in lines(tmp_path / "out.errors.jsonl")] == ["first"]
+
+
 def test_a_resumed_run_knows_what_is_finished(start, batch_input, completion, tmp_path):
     batch = batch_input([completion(f"id{i}") for i in range(3)])
     results, run = start(batch)
@@ -174,3 +184,52 @@ def test_an_output_in_a_directory_without_permission_is_refused(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(OutputError, match="not writable"):
         check_output_path(tmp_path / "out.jsonl")
+
+
+WRITER = """
+import sys
+from array import array
+from hpcgen.batch import BatchInput, RunDirectory
+from hpcgen.batch.detokenization import Detokenizer
+from hpcgen.batch.results import Results
+from hpcgen.sequence import SamplingParams, Sequence
+from tokenizers import Tokenizer
+
+batch = BatchInput(sys.argv[1])
+run = RunDirectory(sys.argv[2]).open(batch, sys.argv[3], {})
+tokenizer = Tokenizer.from_file(sys.argv[3] + "/tokenizer.json")
+results = Results(run, batch, Detokenizer(tokenizer), sub_batch=10, sync_seconds=0)
+for request in range(len(batch)):
+    if not results.is_finished(request):
+        results.finish(Sequence(request * 128, request, 0, array("I", [5]), SamplingParams(4), array("I", [70, 1])))
+        print(request, flush=True)
+results.write_outputs(sys.argv[4])
+"""
+
+
+def test_a_process_killed_again_and_again_loses_no_request_that_it_had_finished(
+    batch_input, completion, model_directory, tmp_path
+):
+    batch = batch_input([completion(f"id{i}") for i in range(300)])
+    output = tmp_path / "out.jsonl"
+    arguments = [
+        sys.executable,
+        "-c",
+        WRITER,
+        str(batch.path),
+        str(tmp_path / "run"),
+        str(model_directory),
+        str(output),
+    ]
+    begun = []
+    for kill_after in (70, 120, None):
+        with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as writer:
+            for line in writer.stdout:
+                begun.append(int(line))
+                if kill_after is not None and int(line) >= kill_after:
+                    writer.kill()
+    # A line that was printed was durable: none is run twice. One may be finished and not printed when the kill comes.
+    assert len(begun) == len(set(begun)) and len(begun) >= 298
+    assert [line["custom_id"] for line in lines(output)] == [f"id{i}" for i in range(300)]
+    parts = sorted((tmp_path / "run" / "outputs" / "sub_batches").glob("*.jsonl"))
+    assert b"".join(part.read_bytes() for part in parts) == output.read_bytes()

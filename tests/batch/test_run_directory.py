@@ -94,6 +94,14 @@ def test_everything_in_it_is_its_owners_alone(path, requests, model_directory):
     assert all(mode == (0o700 if entry.is_dir() else 0o600) for entry, mode in modes.items())
 
 
+def test_what_a_killed_process_was_writing_is_removed(path, requests, model_directory):
+    RunDirectory(path).open(requests, model_directory, OPTIONS).close()
+    leftover = path / "outputs" / "sub_batches" / ".000000.jsonl.1234.part"
+    leftover.write_bytes(b"half a li")
+    RunDirectory(path).open(requests, model_directory, OPTIONS).close()
+    assert not leftover.exists()
+
+
 def test_it_is_complete_when_marked_so(path, requests, model_directory):
     with RunDirectory(path).open(requests, model_directory, OPTIONS) as run:
         assert not run.is_complete

@@ -17,6 +17,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.installed $(MODEL)/config.json
+	@mkdir -p $(RUN)
 	$(BIN)/hpcgen run --model $(MODEL) --input $(INPUT) --output $(RUN)/results.jsonl --run-dir $(RUN)
 
 test: $(VENV)/.installed-dev

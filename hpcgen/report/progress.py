@@ -45,7 +45,7 @@ class Progress:
     """Shows Counts as they come. Cheap: it may be updated at every step.
 
     The time left assumes that the requests not done come to as many tokens as those done, on average. It is unknown
-    until a request has finished, and short at first where lengths differ much, since short answers finish first.
+    until a request has finished, and too short at first where lengths differ much, since short answers finish first.
     """
 
     def __init__(
@@ -104,8 +104,11 @@ class Progress:
             return 0.0
         if counts.done == 0 or counts.done_tokens == 0 or generated <= 0 or now <= self._started:
             return None
-        expected = counts.requests * counts.done_tokens / counts.done
-        return max(expected - counts.output_tokens, 0.0) * (now - self._started) / generated
+        mean = counts.done_tokens / counts.done
+        unfinished = counts.requests - counts.done
+        # Where the first term is small, those not done have outgrown the mean: half of it is as good a guess as any.
+        tokens_left = max(counts.requests * mean - counts.output_tokens, unfinished * mean / 2)
+        return tokens_left * (now - self._started) / generated
 
     def close(self) -> None:
         """Draws the last state. Nothing may be updated afterwards."""

@@ -93,3 +93,11 @@ def test_an_empty_batch_is_no_division_by_zero():
 
 def test_durations_read_as_clock_times():
     assert [duration(s) for s in (0, 59.6, 61, 3723, -1)] == ["0:00", "1:00", "1:01", "1:02:03", "0:00"]
+
+
+def test_requests_that_outgrow_the_mean_still_take_time():
+    clock = Clock()
+    progress = Progress(counts(), stream=io.StringIO(), clock=clock)
+    clock.now += 10
+    progress.update(counts(done=90, tokens=5000, done_tokens=900))
+    assert progress.seconds_left(clock.now) == 50 * 10 / 5000

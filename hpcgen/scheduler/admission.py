@@ -52,8 +52,8 @@ def fill_wave(cluster: Cluster, plans: list[RankPlan]) -> bool:
     """Give each rank up to `wave_tokens` prompt tokens, oldest sequences first. False when there was none to give.
 
     Sequences that are partly prefilled go first, on a rank of their node; then waiting ones are admitted in order,
-    each on the rank with the fewest tokens whose node has room. The first that fits nowhere ends the wave, so that a
-    long one is not overtaken for ever.
+    each on the rank with the fewest tokens whose node has room. A node that has none for one takes no other, and the
+    first that fits nowhere ends the wave, so that a long sequence is not overtaken for ever.
     """
     room = {rank.index: cluster.limits.wave_tokens for rank in cluster.ranks if rank.alive}
     for node in cluster.nodes:
@@ -63,17 +63,15 @@ def fill_wave(cluster: Cluster, plans: list[RankPlan]) -> bool:
                 break
     least = [(-tokens, rank) for rank, tokens in room.items()]
     heapq.heapify(least)
+    node_of_rank = cluster.topology.node_of_rank
     while (oldest := cluster.waiting.first()) is not None:
         sequence = cluster.sequences[oldest]
-        full = []
-        while least and not has_room(cluster, cluster.nodes[cluster.topology.node_of_rank[least[0][1]]], sequence):
-            full.append(heapq.heappop(least))
+        while least and not has_room(cluster, cluster.nodes[node_of_rank[least[0][1]]], sequence):
+            heapq.heappop(least)
         if not least or not least[0][0]:
             break
-        cluster.admit(sequence, cluster.topology.node_of_rank[least[0][1]])
+        cluster.admit(sequence, node_of_rank[least[0][1]])
         _give(sequence, least, room, plans)
-        for entry in full:
-            heapq.heappush(least, entry)
     return any(plan.chunks for plan in plans)
 
 

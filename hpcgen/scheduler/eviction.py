@@ -45,16 +45,13 @@ def relieve_device(cluster: Cluster, rank: Rank, plan: RankPlan) -> bool:
 
 def relieve_host(cluster: Cluster, node: Node, needed: int, plans: list[RankPlan]) -> bool:
     """Discard the youngest sequences of a node until `needed` pages are free; never its oldest. Whether they are."""
-    oldest: int | None = None
-    while cluster.host_room(node) < needed:
-        youngest = node.held.first()
-        if oldest is None and youngest is not None:
-            oldest = min(node.held)
-        if youngest is None or youngest == oldest:
-            return False
-        discard(cluster, youngest, plans)
+    if cluster.host_room(node) >= needed:
+        return True
+    candidates = cluster.held(node)[1:]
+    while candidates and cluster.host_room(node) < needed:
+        discard(cluster, candidates.pop(), plans)
         node.refuses = True
-    return True
+    return cluster.host_room(node) >= needed
 
 
 def discard(cluster: Cluster, sequence: int, plans: list[RankPlan]) -> None:

@@ -5,6 +5,7 @@ The scheduler counts pages and tokens; which page or which byte is the business 
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from hpcgen.sequence import PAGE_TOKENS
 
@@ -55,8 +56,7 @@ class Limits:
     """Whether MIGRATE between nodes may be used."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Tokens [start, start + tokens) of a sequence, to be prefilled."""
 
     sequence: int

@@ -98,6 +98,8 @@ class Scheduler:
         cluster = self._cluster
         node = cluster.nodes[index]
         node.alive = False
+        for sequence in cluster.held(node):
+            cluster.discard(cluster.sequences[sequence])
         for rank in node.ranks:
             rank.alive = False
             rank.yielding.clear()
@@ -108,8 +110,6 @@ class Scheduler:
                 cluster.end_migration(tracked, arrived=False)
                 if not cluster.nodes[tracked.node].alive:
                     cluster.discard(tracked)
-        for sequence in node.held:
-            cluster.discard(cluster.sequences[sequence])
 
     def decide(self) -> Plan:
         """The next plan, from all that was added and reported."""

@@ -13,14 +13,18 @@ NOWHERE = -1
 
 
 class Queue:
-    """Sequence ids, oldest first (or youngest first). An id that leaves the middle is dropped from the heap later."""
+    """Sequence ids, oldest first: a set, put in order when the first is asked for.
 
-    __slots__ = ("_heap", "_members", "_sign")
+    What the last sort found is popped from the end of a list; what was pushed since is in a small heap. An id that
+    was removed from the middle is skipped when it is met.
+    """
 
-    def __init__(self, youngest_first: bool = False):
-        self._sign = -1 if youngest_first else 1
-        self._heap: list[int] = []
+    __slots__ = ("_late", "_members", "_ordered")
+
+    def __init__(self) -> None:
         self._members: set[int] = set()
+        self._ordered: list[int] = []
+        self._late: list[int] | None = None
 
     def __len__(self) -> int:
         return len(self._members)
@@ -34,27 +38,24 @@ class Queue:
 
     def push(self, sequence: int) -> None:
         self._members.add(sequence)
-        heapq.heappush(self._heap, self._sign * sequence)
+        if self._late is not None:
+            heapq.heappush(self._late, sequence)
 
     def remove(self, sequence: int) -> None:
         self._members.discard(sequence)
-        if len(self._heap) > 2 * len(self._members) + 64:
-            self._heap = [self._sign * member for member in self._members]
-            heapq.heapify(self._heap)
 
     def first(self) -> int | None:
-        heap, members = self._heap, self._members
-        while heap and self._sign * heap[0] not in members:
-            heapq.heappop(heap)
-        return self._sign * heap[0] if heap else None
-
-    def pop(self) -> int:
-        sequence = self.first()
-        if sequence is None:
-            raise IndexError("pop from an empty queue")
-        heapq.heappop(self._heap)
-        self._members.discard(sequence)
-        return sequence
+        """The oldest member, None of an empty queue."""
+        members, ordered, late = self._members, self._ordered, self._late
+        while ordered and ordered[-1] not in members:
+            ordered.pop()
+        if late is None or not ordered or len(late) > 2 * len(members) + 64:
+            self._late = []
+            ordered = self._ordered = sorted(members, reverse=True)
+            return ordered[-1] if ordered else None
+        while late and late[0] not in members:
+            heapq.heappop(late)
+        return late[0] if late and late[0] < ordered[-1] else ordered[-1]
 
 
 class Tracked:
@@ -122,7 +123,6 @@ class Node:
     __slots__ = (
         "alive",
         "departing",
-        "held",
         "incoming",
         "incoming_pages",
         "prefilling",
@@ -138,8 +138,6 @@ class Node:
         """Living ranks of the node."""
         self.used = 0
         """Host pages granted."""
-        self.held = Queue(youngest_first=True)
-        """All sequences with pages here that may be discarded: not those being moved."""
         self.suspended = Queue()
         self.prefilling = Queue()
         self.departing: list[int] = []
@@ -172,6 +170,14 @@ class Cluster:
     def host_room(self, node: Node) -> int:
         return self.limits.host_pages - node.used
 
+    def held(self, node: Node) -> list[int]:
+        """Sequences with pages on a node, oldest first, but for those on their way to another one."""
+        held = [*node.prefilling, *node.suspended, *node.departing]
+        for rank in node.ranks:
+            held += rank.active
+            held += (index for index in rank.yielding if index in self.sequences and self.sequences[index].node >= 0)
+        return sorted(held)
+
     def grant(self, sequence: Tracked, pages: int) -> None:
         """Change the pages granted to a sequence, in its node and on the rank it is active on."""
         change = pages - sequence.pages
@@ -184,23 +190,26 @@ class Cluster:
     def admit(self, sequence: Tracked, node: int) -> None:
         """WAITING -> PREFILLING, with the pages of its whole prefill."""
         self.waiting.remove(sequence.id)
-        self._place(sequence, node, pages_for(sequence.target))
+        sequence.node = node
         sequence.status = Status.PREFILLING
+        self.grant(sequence, pages_for(sequence.target))
         self.nodes[node].prefilling.push(sequence.id)
 
     def restore(self, sequence: Tracked, node: int, kv_length: int) -> None:
         """Place a sequence whose first `kv_length` tokens of KV are in the host store of `node`."""
         self.waiting.remove(sequence.id)
+        sequence.node = node
         sequence.kv_length = kv_length
-        self._place(sequence, node, pages_for(max(kv_length, sequence.target)))
         self._settle(sequence)
 
     def prefilled(self, sequence: Tracked, kv_length: int) -> None:
         """A chunk is done: PREFILLING -> SUSPENDED with the last one."""
         sequence.kv_length = kv_length
         if kv_length >= sequence.target:
-            self.nodes[sequence.node].prefilling.remove(sequence.id)
-            self._settle(sequence)
+            node = self.nodes[sequence.node]
+            node.prefilling.remove(sequence.id)
+            node.suspended.push(sequence.id)
+            sequence.status = Status.SUSPENDED
 
     def activate(self, sequence: Tracked, rank: Rank, pages: int) -> None:
         """SUSPENDED -> ACTIVE on a rank of its node."""
@@ -235,31 +244,23 @@ class Cluster:
 
     def start_migration(self, sequence: Tracked, destination: int) -> None:
         """A SUSPENDED sequence is out of every queue until the MIGRATE is reported; pages are granted on both nodes."""
-        source, target = self.nodes[sequence.node], self.nodes[destination]
-        source.suspended.remove(sequence.id)
-        source.held.remove(sequence.id)
+        self.nodes[sequence.node].suspended.remove(sequence.id)
         sequence.destination = destination
-        target.incoming += 1
-        target.incoming_pages += sequence.pages
-        target.used += sequence.pages
+        self._expect(destination, 1, sequence.pages)
         self.migrating.add(sequence.id)
 
     def end_migration(self, sequence: Tracked, arrived: bool) -> None:
         """To the destination if it `arrived`, else back into the queue of the source."""
         destination = sequence.destination
-        target = self.nodes[destination]
         self.migrating.discard(sequence.id)
         sequence.destination = NOWHERE
-        target.incoming -= 1
-        target.incoming_pages -= sequence.pages
+        self._expect(destination, -1, -sequence.pages)
         if arrived:
             source = self.nodes[sequence.node]
             source.used -= sequence.pages
             source.refuses = False
             sequence.node = destination
-        else:
-            target.used -= sequence.pages
-        self.nodes[sequence.node].held.push(sequence.id)
+            self.nodes[destination].used += sequence.pages
         self._settle(sequence)
 
     def discard(self, sequence: Tracked) -> None:
@@ -281,17 +282,12 @@ class Cluster:
 
     def finish(self, sequence: Tracked) -> None:
         """Forget it; its pages are free."""
-        if sequence.status is Status.WAITING:
+        if sequence.node == NOWHERE:
             self.waiting.remove(sequence.id)
         else:
             self.nodes[sequence.node].refuses = False
             self._displace(sequence)
         del self.sequences[sequence.id]
-
-    def _place(self, sequence: Tracked, node: int, pages: int) -> None:
-        sequence.node = node
-        self.nodes[node].held.push(sequence.id)
-        self.grant(sequence, pages)
 
     def _settle(self, sequence: Tracked) -> None:
         """Into the queue that a sequence on no rank belongs to, with the pages it needs there."""
@@ -312,18 +308,22 @@ class Cluster:
 
     def _displace(self, sequence: Tracked) -> None:
         """Out of its rank, its node and their queues; all pages are free."""
-        if sequence.id in self.migrating:
-            target = self.nodes[sequence.destination]
-            target.incoming -= 1
-            target.incoming_pages -= sequence.pages
-            target.used -= sequence.pages
-            self.migrating.discard(sequence.id)
-        sequence.destination = NOWHERE
+        node = self.nodes[sequence.node]
         if sequence.rank >= 0:
             self._leave_rank(sequence)
-        node = self.nodes[sequence.node]
-        node.held.remove(sequence.id)
-        node.suspended.remove(sequence.id)
-        node.prefilling.remove(sequence.id)
-        self.grant(sequence, 0)
-        sequence.node = NOWHERE
+        elif sequence.status is Status.PREFILLING:
+            node.prefilling.remove(sequence.id)
+        elif sequence.id in self.migrating:
+            self.migrating.discard(sequence.id)
+            self._expect(sequence.destination, -1, -sequence.pages)
+        else:
+            node.suspended.remove(sequence.id)
+        node.used -= sequence.pages
+        sequence.pages = 0
+        sequence.node = sequence.destination = NOWHERE
+
+    def _expect(self, node: int, sequences: int, pages: int) -> None:
+        """Change what is on its way to a node."""
+        self.nodes[node].incoming += sequences
+        self.nodes[node].incoming_pages += pages
+        self.nodes[node].used += pages

@@ -2,7 +2,7 @@
 
 import random
 
-from hpcgen.scheduler import Chunk, Limits, Phase, Plan, RankPlan, Report, Scheduler, Topology
+from hpcgen.scheduler import Chunk, Limits, Migration, Phase, Plan, RankPlan, Report, Scheduler, Topology
 from hpcgen.sequence import PAGE_TOKENS, pages_for
 
 
@@ -19,7 +19,6 @@ class State:
         self.rank = -1
         self.where = "waiting"
         self.moving_to = -1
-        self.source = -1
 
     @property
     def host_pages(self) -> int:
@@ -76,9 +75,10 @@ class Executor:
                 state = self.sequences[sequence]
                 assert state.where == "active" and state.rank == rank
                 state.where, state.rank = "yielding", -1
-        self._migrate(plan, reports)
+        self._start_migrations(plan)
         if kill:
-            self._lose(plan, reports, *kill)
+            self._lose(plan, *kill)
+        self._finish_migrations(reports, started=plan.migrations)
         for rank, part in enumerate(plan.ranks):
             assert not part.chunks or plan.phase is Phase.PREFILL
             assert sum(chunk.tokens for chunk in part.chunks) <= self.limits.wave_tokens
@@ -100,15 +100,11 @@ class Executor:
         self._check_memory()
         return [report for report in reports if report.rank not in self.dead]
 
-    def _lose(self, plan: Plan, reports: list[Report], rank: int, node_lost: bool) -> None:
+    def _lose(self, plan: Plan, rank: int, node_lost: bool) -> None:
         node = self.topology.node_of_rank[rank]
         local = {r for r, n in enumerate(self.topology.node_of_rank) if n == node}
         self.dead.add(rank)
         node_lost = node_lost or self.dead >= local
-        if node_lost:  # what arrived there and was not reported yet is still at its source
-            for sequence in (s for r in local for s in reports[r].migrated):
-                state = self.sequences[sequence]
-                state.moving_to, state.node = node, state.source
         for sequence, state in self.sequences.items():
             if state.rank == rank or sequence in plan.ranks[rank].resume or sequence in plan.ranks[rank].suspend:
                 state.target = max(state.target, state.kv)
@@ -139,27 +135,29 @@ class Executor:
         state.target = max(state.target, state.kv)
         state.kv, state.node, state.rank, state.where, state.moving_to = 0, -1, -1, "waiting", -1
 
-    def _migrate(self, plan: Plan, reports: list[Report]) -> None:
-        for sequence, state in self.sequences.items():
-            if state.moving_to >= 0 and self.random.random() < 0.5:
-                destination = state.moving_to
-                rank = next(
-                    r for r, n in enumerate(self.topology.node_of_rank) if n == destination and r not in self.dead
-                )
-                if state.node in self.lost_nodes or self.random.random() < self.migration_failures:
-                    self._forget(state)
-                    reports[rank].lost.append(sequence)
-                else:
-                    state.source, state.node, state.moving_to, state.where = state.node, destination, -1, "arriving"
-                    reports[rank].migrated.append(sequence)
+    def _start_migrations(self, plan: Plan) -> None:
         for migration in plan.migrations:
             state = self.sequences[migration.sequence]
             assert state.where == "suspended" and state.node == migration.source != migration.destination
             assert migration.pages >= state.host_pages
             state.where, state.moving_to = "moving", migration.destination
-        for state in self.sequences.values():
-            if state.where == "arriving":  # for the scheduler only from the next report on
-                state.where = "suspended"
+
+    def _finish_migrations(self, reports: list[Report], started: list[Migration]) -> None:
+        """Some of those that were under way before this plan arrive, some fail, some take longer."""
+        new = {migration.sequence for migration in started}
+        for sequence, state in self.sequences.items():
+            if state.moving_to < 0 or sequence in new or self.random.random() < 0.5:
+                continue
+            living = (
+                r for r, n in enumerate(self.topology.node_of_rank) if n == state.moving_to and r not in self.dead
+            )
+            report = reports[next(living)]
+            if state.node in self.lost_nodes or self.random.random() < self.migration_failures:
+                self._forget(state)
+                report.lost.append(sequence)
+            else:
+                state.node, state.moving_to, state.where = state.moving_to, -1, "suspended"
+                report.migrated.append(sequence)
 
     def _prefill(self, chunk: Chunk, rank: int, report: Report) -> None:
         state = self.sequences[chunk.sequence]

@@ -8,7 +8,8 @@ import torch
 from hpcgen.coroutine.call import Stage
 from hpcgen.coroutine.lifecycle import Lifecycle
 from hpcgen.coroutine.wrapper import Policy
-from hpcgen.engine.engine import Activity, Engine
+from hpcgen.engine.engine import Engine
+from hpcgen.engine.executor import Activity, Executor
 from hpcgen.engine.forward import ForwardPass
 from hpcgen.engine.stopping import StopMatcherFactory, Stopping
 from hpcgen.errors import HpcgenError
@@ -109,15 +110,9 @@ def build_engine(
     model.experts_backend = select_experts(options.device, options.dtype, options.experts_backend)
     attention = select_attention(options.device, options.dtype, options.attention_backend)
     forward = ForwardPass(model, device, attention, options.expert_batch, policies)
-    engine = Engine(
-        Scheduler(Topology(), limits),
-        device,
-        forward,
-        Stopping(stop_matcher),
-        min(options.attention_microbatch, options.expert_batch),
-        lifecycle,
-        on_progress,
-    )
+    microbatch = min(options.attention_microbatch, options.expert_batch)
+    executor = Executor(device, forward, Stopping(stop_matcher), microbatch, lifecycle, on_progress)
+    engine = Engine(Scheduler(Topology(), limits), executor)
     return Assembly(engine, model, store, device, budget, phases)
 
 

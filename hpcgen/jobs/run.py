@@ -15,7 +15,7 @@ from hpcgen.batch.reader import BatchInput
 from hpcgen.batch.results import Results, check_output_path, error_path
 from hpcgen.batch.run_directory import RunDirectory
 from hpcgen.engine.build import Assembly, EngineOptions, build_engine
-from hpcgen.engine.engine import Activity
+from hpcgen.engine.executor import Activity
 from hpcgen.errors import HpcgenError
 from hpcgen.jobs.totals import JobTimes, token_totals
 from hpcgen.model.architecture import context_length, read_config
@@ -77,11 +77,17 @@ def run(options: RunOptions, say: Callable[[str], None]) -> Summary:
             say(f"continuing {run_directory.path}: {results.finished:,} of {len(batch_input):,} requests are finished")
         with EventLog(run_directory.events_path, requests=len(batch_input)) as events:
             conversion = ConversionProgress(say)
-            weights = WeightFile(cached_weight_file(options.model, dtype, progress=conversion, waiting=say))
+            path = cached_weight_file(options.model, dtype, weight_layout(device), progress=conversion, waiting=say)
+            weights = WeightFile(path)
             batch = _Batch(options, engine_options, batch_input, results, events, say)
             batch.run(model, weights, detokenizer)
             events.write("finished", requests=results.finished, failed=results.failed)
         return _summarise(options, run_directory, results, batch.activity)
+
+
+def weight_layout(device: torch.device) -> str:
+    """The layout of the weight file that the kernels of a device compute fastest with."""
+    return "packed" if device.type == "cpu" else "plain"
 
 
 def default_run_directory(output: Path) -> Path:

@@ -1,0 +1,129 @@
+"""Executes one rank's part of a plan: YIELD, discard, COMBINE, and then a wave or the decode steps."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hpcgen.coroutine.lifecycle import Lifecycle
+from hpcgen.engine.decode import DecodeInterval
+from hpcgen.engine.forward import ForwardPass
+from hpcgen.engine.prefill import run_wave
+from hpcgen.engine.stopping import Stopping
+from hpcgen.memory.device import Device
+from hpcgen.memory.kv.interface import Span
+from hpcgen.scheduler.plan import Chunk, Phase, Plan, RankPlan, Report
+from hpcgen.sequence import Sequence, Status
+
+
+@dataclass(slots=True)
+class Activity:
+    """What a rank has done so far, for progress and reports."""
+
+    phase: Phase = Phase.PREFILL
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    waves: int = 0
+    steps: int = 0
+    seconds: dict[Phase, float] = field(default_factory=lambda: {Phase.PREFILL: 0.0, Phase.DECODE: 0.0})
+    active: int = 0
+    discarded: int = 0
+    suspended: int = 0
+
+
+class Executor:
+    """The sequences that a rank works on, and how it works on them. It decides nothing."""
+
+    def __init__(
+        self,
+        device: Device,
+        forward: ForwardPass,
+        stopping: Stopping,
+        microbatch: int,
+        lifecycle: Lifecycle | None = None,
+        on_progress: Callable[[Activity], None] = lambda activity: None,
+    ):
+        """`microbatch`: most tokens (prefill) or sequences (decode) of one attention call (`B_attn`).
+        `on_progress` is called after every wave and decode step."""
+        self._device, self._forward = device, forward
+        self._stopping, self._microbatch, self._on_progress = stopping, microbatch, on_progress
+        self.lifecycle = lifecycle or Lifecycle()
+        self.activity = Activity()
+        self.sequences: dict[int, Sequence] = {}
+        """Unfinished sequences by id."""
+        self._active: dict[int, Sequence] = {}
+
+    def execute(self, plan: Plan, part: RankPlan, report: Report) -> list[Sequence]:
+        """Carries out `part` of `plan`, notes in `report` what was done, and returns the sequences that ended."""
+        self._leave(part)
+        self._device.enter(plan.phase)
+        self.activity.phase = plan.phase
+        if plan.phase is Phase.PREFILL:
+            return self._prefill(part, report)
+        return self._decode(plan, part, report)
+
+    def _leave(self, part: RankPlan) -> None:
+        """YIELD and discard."""
+        for key in part.discard:
+            sequence = self.sequences[key]
+            self._active.pop(key, None)
+            self._device.kv.drop(sequence)
+            self.lifecycle.move(sequence, Status.WAITING)
+        for key in part.suspend:
+            sequence = self._active.pop(key)
+            self._device.kv.suspend(sequence)
+            self.lifecycle.move(sequence, Status.SUSPENDED)
+        self.activity.discarded += len(part.discard)
+        self.activity.suspended += len(part.suspend)
+
+    def _prefill(self, part: RankPlan, report: Report) -> list[Sequence]:
+        kv = self._device.kv
+        spans = [self._span(chunk) for chunk in part.chunks]
+        for span in spans:
+            kv.extend(span.sequence, span.stop)
+            self.lifecycle.move(span.sequence, Status.PREFILLING)
+        sampled = run_wave(self._forward, spans, self._microbatch, kv.microbatch_pages)
+        for span in spans:
+            span.sequence.kv_length = span.stop
+        report.prefilled = list(part.chunks)
+        ended = [span.sequence for span, token in sampled if self._stopping.append(span.sequence, token)]
+        self._end(ended, report)
+        for span in spans:
+            if span.sequence.status is Status.PREFILLING and span.stop == span.sequence.prefill_target:
+                kv.suspend(span.sequence)
+                self.lifecycle.move(span.sequence, Status.SUSPENDED)
+        self.activity.waves += 1
+        self.activity.prefill_tokens += sum(chunk.tokens for chunk in part.chunks)
+        self.activity.decode_tokens += len(sampled)
+        self._on_progress(self.activity)
+        return ended
+
+    def _decode(self, plan: Plan, part: RankPlan, report: Report) -> list[Sequence]:
+        kv = self._device.kv
+        for key in part.resume:
+            sequence = self._active[key] = self.sequences[key]
+            kv.resume(sequence)
+            self.lifecycle.move(sequence, Status.ACTIVE)
+        for sequence in self._active.values():
+            kv.extend(sequence, min(sequence.kv_length + plan.steps, sequence.max_length))
+        interval = DecodeInterval(self._forward, kv, list(self._active.values()), self._microbatch)
+        ended: list[Sequence] = []
+        while report.steps < plan.steps and interval.active:
+            self.activity.active = interval.active
+            self.activity.decode_tokens += interval.active
+            now = interval.step(self._stopping.append)
+            self._end(now, report)
+            ended += now
+            report.steps += 1
+            self.activity.steps += 1
+            self._on_progress(self.activity)
+        return ended
+
+    def _end(self, sequences: list[Sequence], report: Report) -> None:
+        for sequence in sequences:
+            self._active.pop(sequence.id, None)
+            del self.sequences[sequence.id]
+            self._device.kv.drop(sequence)
+            self.lifecycle.move(sequence, Status.FINISHED)
+            report.finished.append(sequence.id)
+
+    def _span(self, chunk: Chunk) -> Span:
+        return Span(self.sequences[chunk.sequence], chunk.start, chunk.start + chunk.tokens)

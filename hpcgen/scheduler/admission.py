@@ -35,7 +35,7 @@ def has_room(cluster: Cluster, node: Node, sequence: Tracked) -> bool:
     if node.used == 0:
         return True
     below = cluster.limits.watermark * cluster.limits.host_pages
-    return not node.refuses and node.used + pages_for(sequence.target) <= below
+    return node.used + pages_for(sequence.target) <= below
 
 
 def can_prefill(cluster: Cluster) -> bool:

@@ -50,7 +50,6 @@ def relieve_host(cluster: Cluster, node: Node, needed: int, plans: list[RankPlan
     candidates = cluster.held(node)[1:]
     while candidates and cluster.host_room(node) < needed:
         discard(cluster, candidates.pop(), plans)
-        node.refuses = True
     return cluster.host_room(node) >= needed
 
 

@@ -127,7 +127,6 @@ class Node:
         "incoming_pages",
         "prefilling",
         "ranks",
-        "refuses",
         "suspended",
         "used",
     )
@@ -145,8 +144,6 @@ class Node:
         self.incoming = 0
         """Sequences on their way here by MIGRATE, and the pages kept for them (counted in `used` too)."""
         self.incoming_pages = 0
-        self.refuses = False
-        """Host memory ran out since a sequence last left: prefilling more would only be discarded again."""
 
     @property
     def active(self) -> int:
@@ -256,9 +253,7 @@ class Cluster:
         sequence.destination = NOWHERE
         self._expect(destination, -1, -sequence.pages)
         if arrived:
-            source = self.nodes[sequence.node]
-            source.used -= sequence.pages
-            source.refuses = False
+            self.nodes[sequence.node].used -= sequence.pages
             sequence.node = destination
             self.nodes[destination].used += sequence.pages
         self._settle(sequence)
@@ -285,7 +280,6 @@ class Cluster:
         if sequence.node == NOWHERE:
             self.waiting.remove(sequence.id)
         else:
-            self.nodes[sequence.node].refuses = False
             self._displace(sequence)
         del self.sequences[sequence.id]
 

@@ -59,13 +59,14 @@ def test_a_discarded_sequence_is_prefilled_again_with_all_its_tokens():
     assert executor.finished == [0, 1]
 
 
-def test_no_new_sequence_is_prefilled_into_a_store_that_just_discarded_one():
-    executor = Executor(Topology(), Limits(host_pages=8, watermark=1.0, max_active=4))
-    for index in range(6):
-        executor.add(index, 64, 300, 300)
-    executor.run(200)
-    discards = sum(len(plan.ranks[0].discard) for plan in executor.plans)
-    assert discards <= 4 * 6
+def test_of_several_the_most_progressed_is_yielded():
+    scheduler = Scheduler(Topology(), Limits(host_pages=100, device_pages=16))
+    for index, kv_length in enumerate((64, 192, 128)):
+        scheduler.add(index, 64, 1024, generated=kv_length - 63, kv_length=kv_length, node=0)
+    assert decode(scheduler).ranks[0].resume == [0, 1, 2]  # 2 + 4 + 3 pages
+    assert decode(scheduler).ranks[0].suspend == []
+    assert decode(scheduler).ranks[0].suspend == []
+    assert decode(scheduler).ranks[0].suspend == [1]
 
 
 def test_eviction_never_starves_a_sequence_that_fits_alone():

@@ -50,11 +50,15 @@ def test_the_device_is_empty_in_a_prefill_phase():
 
 
 def test_decode_gives_way_to_prefill_only_below_the_refill_share():
-    executor = Executor(Topology(), Limits(host_pages=1000, max_active=16, refill_below=0.5, watermark=0.016))
-    for index in range(64):
-        executor.add(index, 64, 2000, 30 + 61 * index % 900)
-    executor.run(2000)
-    assert executor.phases.count(Phase.PREFILL) < 16
+    limits = Limits(host_pages=1000, max_active=16, refill_below=0.5, watermark=0.064, decision_steps=8)
+    executor = Executor(Topology(), limits)
+    for index in range(128):
+        executor.add(index, 64, 200, 1 + 37 * index % 199)
+    while not executor.scheduler.done:
+        active = executor.scheduler.active
+        plan = executor.step()
+        if plan.phase is Phase.PREFILL and executor.phases[-2:-1] == [Phase.DECODE]:
+            assert active < 8
 
 
 def test_a_restored_sequence_with_kv_is_not_prefilled_again():

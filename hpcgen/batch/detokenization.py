@@ -70,7 +70,7 @@ class StopMatcher:
     """Watches the text of one sequence grow for stop strings, which may span tokens.
 
     A string counts from the token on that completes it. Of several that one token completes, the one that starts first
-    cuts the text. Strings completed within the first `min_tokens` tokens do not count.
+    cuts the text. Strings completed before token number `min_tokens` do not count.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Iterable[str], min_tokens: int = 0) -> None:
@@ -93,7 +93,7 @@ class StopMatcher:
             return False
         self._pieces.append(piece)
         window = self._tail + piece
-        if self._tokens > self._min_tokens:
+        if self._tokens >= self._min_tokens:
             starts = [self._first_completed(window, stop) for stop in self._stop]
             found = [start for start in starts if start >= 0]
             if found:

@@ -37,7 +37,7 @@ def naive_stop(tokenizer, tokens, stop, min_tokens):
             for start in range(len(text))
             if text.startswith(s, start) and start + len(s) > len(before)
         ]
-        if starts and count > min_tokens:
+        if starts and count >= min_tokens:
             return count, text[: min(starts)]
         before = text
     return None

@@ -117,6 +117,25 @@ def test_power_of_two_scales_are_kept_as_multipliers(tmp_path: Path) -> None:
     assert torch.equal(dequantize(file.get(key), torch.bfloat16), expected)
 
 
+def test_weights_whose_scales_cannot_follow_the_converter_are_dequantised(tmp_path: Path, monkeypatch) -> None:
+    save_fp8("qwen3_moe", tmp_path / "model", (16, 16))
+    monkeypatch.setattr("hpcgen.model.conversion.plan.merges_rows", lambda converter: False)
+    file = WeightFile(convert(tmp_path / "model", tmp_path / "weights"))
+    assert file.get("model.layers.0.mlp.experts.gate_up_proj").layout == "plain"
+    for weight, expected in transformers_parameters(tmp_path / "model", torch.bfloat16).items():
+        assert torch.equal(dequantize(file.get(weight), torch.bfloat16), expected), weight
+
+
+def test_mxfp4_blocks_of_the_wrong_shape_are_named(tmp_path: Path) -> None:
+    save_mxfp4(tmp_path / "model")
+    tensors = read_weights(tmp_path / "model")
+    key = "model.layers.0.mlp.experts.down_proj_blocks"
+    for damaged in (tensors[key].flatten(2), tensors[key][:, :32].contiguous()):
+        edit_weights(tmp_path / "model", {**tensors, key: damaged})
+        with pytest.raises(ConversionError, match=r"experts\.down_proj has shape \[8, 32, 64\] by config\.json"):
+            convert(tmp_path / "model", tmp_path / "weights")
+
+
 def test_static_activation_scales_are_left_out(tmp_path: Path) -> None:
     save_fp8("llama", tmp_path / "model", None)
     extra = {"model.layers.0.mlp.up_proj.activation_scale": torch.tensor(1.0)}

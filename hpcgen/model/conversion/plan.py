@@ -188,7 +188,8 @@ def _check_scale(source: Source, quantization: Quantization) -> None:
 def _check_shape(group: Group, target: Target, quantization: Quantization | None) -> None:
     shapes = [source.data.shape for source in group.sources]
     if group.keeps_quantization and quantization is not None and quantization.layout == "mxfp4":
-        experts, rows, blocks, width = shapes[0]
+        # Two values a byte: [E, N, K / 32, 16] is the parameter [E, K, N].
+        experts, rows, blocks, width = shapes[0] if len(shapes[0]) == 4 else (0, 0, 0, 0)
         found: object = (experts, blocks * width * 2, rows)
         fits = found == target.shape
     elif group.converter is None:

@@ -24,11 +24,13 @@ def read_config(directory: Path) -> tuple[str, PreTrainedConfig]:
     if not file.is_file():
         raise ModelError(f"{directory} is not a model directory: it has no config.json. Give --model a directory.")
     try:
-        content: dict[str, Any] = json.loads(file.read_text())
+        content: Any = json.loads(file.read_text())
     except (ValueError, OSError) as error:
         raise ModelError(f"{file} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{file} cannot be read: its JSON is not an object.")
     model_type = content.get("model_type")
-    if not model_type:
+    if not isinstance(model_type, str):
         raise ModelError(f"{file} names no model_type: it is not the configuration of a transformers model.")
     known_as = (described(model_type) or {}).get("transformers_model_type", model_type)
     content.pop("auto_map", None)

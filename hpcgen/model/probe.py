@@ -6,10 +6,9 @@ that is not KV. It also finds the shape of the KV-cache.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from hpcgen.kernels.attention.interface import AttentionBatch, KVPages
 from hpcgen.kernels.attention.kv_layout import KVLayout
@@ -92,12 +91,18 @@ def kv_layout_found(model: PreTrainedModel, probe: ProbeAttention, layers: int, 
         )
     if len(set(probe.written)) != 1:
         _refuse(model, "its layers have keys and values of different shapes")
-    kinds: Any = getattr(model.config, "layer_types", None) or []
-    for layer, kind in enumerate(kinds[:layers]):
-        if (kind == "sliding_attention") != (probe.windows[layer] is not None):
-            _refuse(model, f"layer {layer} is '{kind}', but its window does not reach the attention interface")
+    for layer, window in enumerate(_windows_asked(model.config, layers)):
+        if probe.windows[layer] != window:
+            _refuse(model, f"the attention window of layer {layer}, {window}, does not reach the attention interface")
     (first_heads, first_dim), (second_heads, second_dim) = probe.written[0]
     return KVLayout(layers, first_heads, first_dim, second_heads, second_dim, dtype)
+
+
+def _windows_asked(config: PreTrainedConfig, layers: int) -> list[int | None]:
+    """The sliding window of each layer as the configuration has it; None for full attention."""
+    window: int | None = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"] * layers
+    return [window if kind == "sliding_attention" else None for kind in kinds[:layers]]
 
 
 def _refuse(model: PreTrainedModel, reason: str) -> None:

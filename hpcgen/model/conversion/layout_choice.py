@@ -44,7 +44,7 @@ def _packed(definition: Definition) -> LayoutOf:
             return choose_layout("experts-transposed" if module.is_transposed else "experts", shape, dtype)
         # An embedding is read by rows. Absorbed MLA multiplies by parts of kv_b_proj, not by the whole.
         absorbed = path.endswith(".kv_b_proj")
-        if isinstance(module, nn.Linear) and leaf == "weight" and name not in tied and not absorbed:
+        if type(module) is nn.Linear and leaf == "weight" and name not in tied and not absorbed:
             return choose_layout("linear", shape, dtype)
         return "plain"
 

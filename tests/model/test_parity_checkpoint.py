@@ -65,6 +65,7 @@ def test_a_checkpoint_of_kimi_k2_gives_the_logits_of_deepseek_v3(tmp_path):
 
 @pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v2_lite", "deepseek_v3"])
 def test_an_fp8_checkpoint_gives_the_logits_of_transformers(name, tmp_path):
+    pytest.importorskip("accelerate")
     save_fp8(name, tmp_path, (32, 32))
     torch.testing.assert_close(
         our_logits(tmp_path, torch.float32), their_logits(tmp_path, torch.float32), atol=2e-5, rtol=0
@@ -72,6 +73,7 @@ def test_an_fp8_checkpoint_gives_the_logits_of_transformers(name, tmp_path):
 
 
 def test_an_mxfp4_checkpoint_gives_the_logits_of_transformers(tmp_path):
+    pytest.importorskip("accelerate")
     save_mxfp4(tmp_path)
     expected = their_logits(tmp_path, torch.float32)
     torch.testing.assert_close(our_logits(tmp_path, torch.float32), expected, atol=5e-5, rtol=0)

@@ -6,12 +6,16 @@ import pytest
 import torch
 from greenlet import getcurrent, greenlet
 
+from hpcgen.coroutine.call import Stage, YieldPoint
+from hpcgen.coroutine.hub import Hub
+from hpcgen.coroutine.wrapper import wrap
 from hpcgen.kernels.dequantize import dequantize
 from hpcgen.kernels.layouts import StoredTensor
 from hpcgen.model.causal import CausalModel
 from hpcgen.model.errors import ModelError
 from hpcgen.model.tensor_parallel import TensorParallelShard
 from hpcgen.model.tensor_parallel_plan import heads_of_ranks, part_of
+from hpcgen.model.units import layer_unit
 
 from .paged import PagedRunner, bound_model, stored_weights
 from .tiny_models import TINY, VOCABULARY, build_tiny
@@ -71,6 +75,30 @@ def test_shards_give_the_tokens_of_the_whole_model(name, ranks):
                 torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=0)
                 assert torch.equal(logits[-1].argmax(), expected[-1].argmax())
             tokens = expected[-1:].argmax(-1)
+
+
+@pytest.mark.parametrize("name", ["llama", "deepseek_v3", "gpt_oss"])
+def test_partition_in_one_process_runs_the_shards_of_a_stage_and_adds_them(name):
+    reference = build_tiny(name, torch.float32)
+    weights = stored_weights(reference)
+    model = bound_model(reference, TINY[name][0], torch.float32)
+    tokens = torch.arange(3, 40)
+    with torch.inference_mode():
+        expected = PagedRunner(model, 1).run({0: tokens})[0]
+        shard_models = [bound_model(reference, TINY[name][0], torch.float32) for _ in range(3)]
+        hub = Hub(before=lambda point: None, expert_batch=64)
+        for index in range(model.layers):
+            for rank, shard_model in enumerate(shard_models):
+                TensorParallelShard(shard_model, rank, 3).prepare(layer_unit(index), weights).apply()
+            shards = [shard_model.experts_stage(index) for shard_model in shard_models]
+            policy = partial(partition_over, shards)
+            wrap(model.experts_stage(index), YieldPoint(index, Stage.EXPERTS), hub, policy)
+        found = hub.run([partial(run_one, PagedRunner(model, 1), tokens)])[0]
+    torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=0)
+
+
+def partition_over(shards, call, primitives):
+    return primitives.partition(call, shards)
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3"])

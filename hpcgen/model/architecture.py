@@ -74,10 +74,16 @@ def _refusal(config: PreTrainedConfig) -> str | None:
     unsupported = sorted({str(kind) for kind in text.get("layer_types") or []} - LAYER_TYPES)
     if unsupported:
         return f"it has layers of type {', '.join(unsupported)}, which keep another state than paged keys and values"
-    rope = text.get("rope_parameters") or {}
-    rope_type = rope.get("rope_type", rope.get("type")) if isinstance(rope, dict) else None
-    if rope_type in BATCH_DEPENDENT_ROPE:
+    for rope_type in _rope_types(text.get("rope_parameters")) & BATCH_DEPENDENT_ROPE:
         return f"its rotary embedding ('{rope_type}') depends on the longest sequence in a batch"
     if text.get("alibi"):
         return "it uses ALiBi position biases"
     return None
+
+
+def _rope_types(parameters: Any) -> set[str]:
+    """Kinds of rotary embedding in `rope_parameters`, which may be one for all layers or one for each kind of layer."""
+    if not isinstance(parameters, dict):
+        return set()
+    types = {str(parameters[key]) for key in ("rope_type", "type") if parameters.get(key)}
+    return types.union(*(_rope_types(value) for value in parameters.values()))

@@ -204,15 +204,23 @@ class CausalModel:
 def _materialize_computed_buffers(module: PreTrainedModel, device: torch.device) -> None:
     """Gives buffers that are computed and not stored (rotary frequencies) their values on `device`.
 
-    `_init_weights` is what transformers computes them with at load; it leaves parameters on meta as they are.
+    `_init_weights` is what transformers computes them with at load; it leaves parameters on meta as they are. Raises
+    ModelError for a buffer that it does not compute.
     """
     with torch.no_grad():
-        for submodule in module.modules():
+        for path, submodule in module.named_modules():
             computed = {
-                name: torch.empty_like(buffer, device=device)
+                name: torch.full_like(buffer, torch.nan if buffer.is_floating_point() else 0, device=device)
                 for name, buffer in submodule._buffers.items()
                 if buffer is not None and name in submodule._non_persistent_buffers_set
             }
-            if computed:
-                submodule._buffers.update(computed)
-                module._init_weights(submodule)
+            if not computed:
+                continue
+            submodule._buffers.update(computed)
+            module._init_weights(submodule)
+            for name, buffer in submodule._buffers.items():
+                if name in computed and buffer is not None and buffer.isnan().any():
+                    raise ModelError(
+                        f"{type(module).__name__} is not supported: transformers does not say how to compute its "
+                        f"buffer '{path}.{name}'."
+                    )

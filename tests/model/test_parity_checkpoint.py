@@ -43,6 +43,8 @@ def our_logits(directory: Path, dtype: torch.dtype, layout: str = "plain") -> to
 def their_logits(directory: Path, dtype: torch.dtype) -> torch.Tensor:
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="eager").eval()
     model.set_experts_implementation("eager")
+    if dtype == torch.float32:
+        model.float()  # Some versions leave MXFP4 weights, which bf16 holds exactly, in bf16.
     with torch.inference_mode():
         return torch.cat([model(sequence[None], use_cache=False).logits[0] for sequence in tokens()]).float()
 

@@ -94,7 +94,7 @@ def build_engine(
     if limit is None:
         device = InPlaceDevice(weights, model, units, store)
     else:
-        needs = _needs(model, weights, options)
+        needs = device_needs(model, weights, options)
         phases = {Phase.PREFILL: divide_for_prefill(limit, needs), Phase.DECODE: divide_for_decode(limit, needs)}
         stream = open_copy_stream(options.device)
         synchronize = host_synchronize(options.device)
@@ -121,7 +121,8 @@ def _host_pages(options: EngineOptions, page_bytes: int) -> int:
     return memory // page_bytes
 
 
-def _needs(model: CausalModel, weights: WeightFile, options: EngineOptions) -> DeviceNeeds:
+def device_needs(model: CausalModel, weights: WeightFile, options: EngineOptions) -> DeviceNeeds:
+    """What `options` ask of a device for this model."""
     sequence_pages = pages_for(options.max_model_len)
     unit_bytes = {}
     for unit in model.units:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import nn
 
 from hpcgen.coroutine.call import Stage, YieldPoint
 from hpcgen.coroutine.hub import Hub
-from hpcgen.coroutine.wrapper import DEFAULT_POLICIES, Policy, wrap
+from hpcgen.coroutine.wrapper import DEFAULT_POLICIES, Policy, unwrap, wrap
 from hpcgen.engine.microbatch import attention_batch, page_table
 from hpcgen.engine.sampling import sample
 from hpcgen.kernels.attention.interface import AttentionBackend
@@ -54,11 +55,15 @@ class ForwardPass:
         self.hub = Hub(self._bind, expert_batch)
         chosen = DEFAULT_POLICIES | (policies or {})
         for index in range(model.layers):
-            attention_point, experts_point = YieldPoint(index, Stage.ATTENTION), YieldPoint(index, Stage.EXPERTS)
-            wrap(model.layer(index), attention_point, self.hub, chosen[Stage.ATTENTION])
-            wrap(model.experts_stage(index), experts_point, self.hub, chosen[Stage.EXPERTS])
+            self._wrap(model.layer(index), YieldPoint(index, Stage.ATTENTION), chosen)
+            self._wrap(model.experts_stage(index), YieldPoint(index, Stage.EXPERTS), chosen)
         head = model.module.get_submodule(model.family.head)
-        wrap(head, YieldPoint(model.layers, Stage.HEAD), self.hub, chosen[Stage.HEAD])
+        self._wrap(head, YieldPoint(model.layers, Stage.HEAD), chosen)
+
+    def _wrap(self, module: nn.Module, point: YieldPoint, policies: dict[Stage, Policy]) -> None:
+        # A model that another engine ran before still yields to that one's hub.
+        unwrap(module)
+        wrap(module, point, self.hub, policies[point.stage])
 
     @torch.inference_mode()
     def run(self, microbatches: Seq[Microbatch]) -> list[list[int]]:

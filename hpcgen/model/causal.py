@@ -58,7 +58,7 @@ class CausalModel:
         self._binder = UnitBinder(module, self.units)
         read_stored_weights(module)
         self._embedding = module.get_submodule(family.embedding)
-        # `past_key_values` is its name before transformers 5.22 or so.
+        # Its name in transformers 5.20, the last for Python 3.10, is `past_key_values`.
         parameters = inspect.signature(module.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
         self.kv_layout: KVLayout = self._probe()

@@ -20,6 +20,8 @@ def _nothing(layer_index: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
+    """Read by every layer of one forward; `kv` may be asked twice in a layer, to write and to attend."""
+
     batch: AttentionBatch
     attention: AttentionBackend
     """Its `plan(batch)` has been called."""
@@ -36,7 +38,7 @@ class ForwardContext:
 class PagedCache(Cache):
     """The `Cache` that a transformers model writes to: new KV go to their slots in the pages, and come back alone.
 
-    The attention function reads the context from the pages. One object serves one forward.
+    Older keys and values stay in the pages, where the attention function finds them. One object serves one forward.
     """
 
     def __init__(self, context: ForwardContext) -> None:

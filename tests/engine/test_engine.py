@@ -52,13 +52,13 @@ def test_a_small_device_streams_and_the_tokens_stay_the_same(
 
 
 SHORT = prompts((5, 9, 30, 2, 60, 11))
-LONGER = prompts((55, 60, 50, 62, 61, 58))
+LONGER = prompts((30, 35, 40, 25, 38, 33) * 3)
 
 
 def test_device_pressure_suspends_sequences_and_resumes_them(models: dict[str, TinyModel]) -> None:
-    growing, roomy = sequences(LONGER, max_tokens=120), sequences(LONGER, max_tokens=120)
+    growing, roomy = sequences(LONGER, max_tokens=130), sequences(LONGER, max_tokens=130)
     page_bytes = models["llama"].assemble().model.kv_layout.page_bytes
-    assembly = models["llama"].assemble("streamed parameters", spare=10 * page_bytes, decision_steps=20)
+    assembly = models["llama"].assemble("streamed parameters", spare=20 * page_bytes, decision_steps=20)
     run(assembly, growing)
     run(models["llama"].assemble(), roomy)
     assert tokens(growing) == tokens(roomy)

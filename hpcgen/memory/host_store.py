@@ -2,6 +2,7 @@
 
 import mmap
 from collections.abc import Iterable
+from typing import Protocol
 
 import torch
 
@@ -14,22 +15,59 @@ class HostStoreFull(RuntimeError):
     """More pages were asked for than are free. The scheduler never plans that; it is an error of the program."""
 
 
+class FreePages(Protocol):
+    """Which pages of a host store are free."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, count: int) -> list[int]:
+        """Raises HostStoreFull."""
+
+    def give(self, pages: Iterable[int]) -> None: ...
+
+
+class OwnFreePages:
+    """Free pages of a store that one process has for itself. Freed ones are reused first, while they are warm in the
+    cache and already backed by memory."""
+
+    def __init__(self, count: int):
+        self._count = count
+        self._free = list(range(count - 1, -1, -1))
+
+    def __len__(self) -> int:
+        return len(self._free)
+
+    def take(self, count: int) -> list[int]:
+        if count > len(self._free):
+            raise HostStoreFull(f"{count} pages asked for, {len(self._free)} of {self._count} are free")
+        if count == 0:
+            return []
+        taken = self._free[-count:]
+        del self._free[-count:]
+        return taken[::-1]
+
+    def give(self, pages: Iterable[int]) -> None:
+        self._free.extend(pages)
+
+
 class HostStore:
     """`count` pages of KV in host memory, zero-filled and touched only when used.
 
-    `pages` is uint8 [count, page_bytes]; row p is page p. Freed pages are reused first, while they are warm in
-    the cache and already backed by memory.
+    `pages` is uint8 [count, page_bytes]; row p is page p.
     """
 
-    def __init__(self, layout: KVLayout, count: int, buffer: torch.Tensor | None = None):
-        """`buffer`: uint8 memory of count * page_bytes to live in (shared by the ranks of a node); None: own memory."""
+    def __init__(
+        self, layout: KVLayout, count: int, buffer: torch.Tensor | None = None, free: FreePages | None = None
+    ):
+        """`buffer`: uint8 memory of count * page_bytes to live in, and `free` its free pages, where the ranks of a
+        node share both. None: own memory."""
         if count < 1:
             need = f"{layout.page_bytes / 2**20:.2f} MiB"
             raise HpcgenError(f"The host store has no room for one page of KV ({need}). Raise --host-memory.")
         self.layout = layout
         memory = _anonymous(count * layout.page_bytes) if buffer is None else buffer
         self.pages = memory.view(count, layout.page_bytes)
-        self._free = list(range(count - 1, -1, -1))
+        self._free: FreePages = OwnFreePages(count) if free is None else free
         self._layers = layout.views(self.pages)
 
     @property
@@ -47,17 +85,11 @@ class HostStore:
 
     def allocate(self, count: int) -> list[int]:
         """Takes `count` free pages. Raises HostStoreFull."""
-        if count > len(self._free):
-            raise HostStoreFull(f"{count} pages asked for, {len(self._free)} of {self.count} are free")
-        if count == 0:
-            return []
-        taken = self._free[-count:]
-        del self._free[-count:]
-        return taken[::-1]
+        return self._free.take(count)
 
     def release(self, pages: Iterable[int]) -> None:
         """Gives pages back."""
-        self._free.extend(pages)
+        self._free.give(pages)
 
     def pin(self) -> None:
         """Registers the memory with CUDA, so that copies to and from the device are asynchronous."""

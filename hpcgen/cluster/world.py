@@ -1,0 +1,179 @@
+"""The ranks of an instance: who is where, which cores each computes on, and how all of them end.
+
+A process without a launcher is a world of its own, and then MPI is never imported.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hpcgen.cluster.errors import ClusterError
+from hpcgen.cluster.launcher import check_world_size, launch_of
+from hpcgen.errors import HpcgenError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+NODE_NAME = "HPCGEN_NODE"
+"""Environment variable that puts ranks of one host on nodes of different names, to rehearse several nodes on one."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The place of this process among the ranks. `comm` and `node` are None in a world of one process."""
+
+    rank: int = 0
+    node_of_rank: tuple[int, ...] = (0,)
+    """Nodes are numbered in the order of their first rank."""
+    comm: MPI.Intracomm | None = None
+    node: MPI.Intracomm | None = None
+    """The ranks of this node, in the order of their world ranks."""
+    hosts: tuple[str, ...] = field(default_factory=lambda: (socket.gethostname(),))
+    """Name of each node."""
+
+    @property
+    def size(self) -> int:
+        return len(self.node_of_rank)
+
+    @property
+    def nodes(self) -> int:
+        return len(self.hosts)
+
+    @property
+    def node_index(self) -> int:
+        return self.node_of_rank[self.rank]
+
+    @property
+    def local_ranks(self) -> tuple[int, ...]:
+        """World ranks of this node."""
+        return tuple(rank for rank, node in enumerate(self.node_of_rank) if node == self.node_index)
+
+    @property
+    def local_rank(self) -> int:
+        return self.local_ranks.index(self.rank)
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this is the first rank of its node."""
+        return self.local_rank == 0
+
+    def leader_of(self, node: int) -> int:
+        """World rank of a node's first rank."""
+        return self.node_of_rank.index(node)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the rank that schedules."""
+        return self.rank == 0
+
+    def broadcast(self, value: Any = None) -> Any:
+        """Rank 0's `value` on every rank. In a world of one, `value`."""
+        return value if self.comm is None else self.comm.bcast(value)
+
+    def node_broadcast(self, value: Any = None) -> Any:
+        """The node leader's `value` on every rank of its node."""
+        return value if self.node is None else self.node.bcast(value)
+
+    def gather_all(self, value: Any) -> list[Any]:
+        """Every rank's `value`, in rank order, on every rank."""
+        return [value] if self.comm is None else self.comm.allgather(value)
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} of {self.size} on {self.hosts[self.node_index]}"
+
+
+def cores_of_local_rank(cores: Sequence[int], local_rank: int, local_ranks: int) -> list[int]:
+    """This rank's part of the cores that the ranks of a node share; at least one."""
+    if local_ranks >= len(cores):
+        return [cores[local_rank % len(cores)]]
+    start, stop = (local_rank * len(cores) // local_ranks, (local_rank + 1) * len(cores) // local_ranks)
+    return list(cores[start:stop])
+
+
+def threads_per_rank(world: World, wanted: int | None = None) -> int:
+    """CPU threads that this rank computes with: `wanted`, or its part of the cores that the launcher gave it.
+
+    Collective. Ranks that the launcher bound to cores of their own keep all of them.
+    """
+    if wanted is not None:
+        return wanted
+    own = sorted(os.sched_getaffinity(0))
+    if world.node is None:
+        return len(own)
+    sharing = [rank for rank, cores in enumerate(world.node.allgather(own)) if cores == own]
+    return len(cores_of_local_rank(own, sharing.index(world.node.rank), len(sharing)))
+
+
+def device_of_rank(world: World, device: str, devices: int) -> str:
+    """The device of this rank: 'cuda' becomes the one of its local rank, where several of `devices` are visible."""
+    if device != "cuda" or world.size == 1 or devices <= 1:
+        return device
+    return f"cuda:{world.local_rank % devices}"
+
+
+@contextmanager
+def open_world(environment: Mapping[str, str] = os.environ) -> Iterator[World]:
+    """The world of this process. An exception that leaves the block ends all ranks, after its message.
+
+    Raises ClusterError where MPI and the launcher do not agree, or where there is a launcher and no MPI.
+    """
+    launch = launch_of(environment)
+    if launch is None or launch.size == 1:
+        yield World()
+        return
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise ClusterError(
+            f"{launch.launcher} started {launch.size} ranks, but MPI cannot be used here ({error}). Install it with "
+            "pip install 'hpcgen[mpi]', or load the site's MPI and install mpi4py."
+        ) from None
+    problem = check_world_size(launch, MPI.COMM_WORLD.size, MPI.Get_library_version().split("\n")[0].strip("\0\t "))
+    if problem is not None:
+        # All of these ranks would say so: one is enough.
+        raise ClusterError(problem if launch.rank == 0 else "see the message of rank 0")
+    world = _world(MPI, environment.get(NODE_NAME))
+    try:
+        yield world
+    except BaseException as error:
+        _end_all(world, error)
+        raise
+    MPI.COMM_WORLD.Barrier()
+
+
+def _world(mpi: Any, node_name: str | None) -> World:
+    comm = mpi.COMM_WORLD.Dup()
+    shared = comm.Split_type(mpi.COMM_TYPE_SHARED, comm.rank)
+    names = shared.allgather(node_name)
+    node = shared.Split(names.index(node_name), comm.rank)
+    leaders = comm.allgather((node.bcast(comm.rank), node_name or mpi.Get_processor_name()))
+    order = sorted({leader for leader, _ in leaders})
+    hosts = tuple(leaders[leader][1] for leader in order)
+    return World(comm.rank, tuple(order.index(leader) for leader, _ in leaders), comm, node, hosts)
+
+
+def _end_all(world: World, error: BaseException) -> None:
+    """The message of `error`, and then the end of every rank: the others wait for this one in MPI."""
+    import traceback
+
+    assert world.comm is not None
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else 1
+    elif isinstance(error, HpcgenError):
+        code = error.exit_code
+        print(f"hpcgen: {error}", file=sys.stderr)
+    elif isinstance(error, KeyboardInterrupt):
+        code = 130
+        print("hpcgen: interrupted; what is finished is kept, and the same command continues", file=sys.stderr)
+    else:
+        code = 1
+        print(f"hpcgen: {world} failed:\n{''.join(traceback.format_exception(error))}", file=sys.stderr)
+    sys.stderr.flush()
+    sys.stdout.flush()
+    world.comm.Abort(code)

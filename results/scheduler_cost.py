@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("--ranks-per-node", type=int, default=8)
     parser.add_argument("--sequences", type=int, default=1_000_000)
     parser.add_argument("--decisions", type=int, default=0, help="stop after so many; 0: run the batch to its end")
+    parser.add_argument("--model", help="not used: the ranks are counters")
     args = parser.parse_args()
     draw = random.Random(0)
     topology = Topology(tuple(rank // args.ranks_per_node for rank in range(args.ranks)))

@@ -1,0 +1,122 @@
+"""Seconds of every part of a forward pass on one rank: from a data sheet, or from a profile of the machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpcgen.planner import work
+from hpcgen.planner.hardware import Hardware, Link
+from hpcgen.planner.model_shape import ModelShape
+from hpcgen.planner.roofline import Roofline
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Rooflines of the kernels and links of one rank, for one model."""
+
+    shape: ModelShape
+    linear: Roofline
+    """Projections, dense MLPs, shared experts and the head."""
+    prefill_attention: Roofline
+    decode_attention: Roofline
+    experts: Roofline
+    host: Link
+    """Host memory to device, and back."""
+    local: Link
+    """To other ranks of the node."""
+    remote: Link
+    """To other nodes."""
+    disk: Link
+    layer_fixed: float = 0.0
+    """Seconds of a layer that no kernel accounts for: launches, and the Python of a definition."""
+    step_fixed: float = 0.0
+    """Seconds of a step that no layer accounts for: sampling, finishing, the exchange with the scheduler."""
+    ranks_per_node: int = 8
+    streamed: bool = True
+    """Whether parameters and KV must be copied to a device at all; on a CPU they are used in place."""
+
+    @classmethod
+    def from_hardware(cls, shape: ModelShape, hardware: Hardware) -> Costs:
+        """By data sheet: peak rates times what is achievable of them."""
+        share = hardware.achievable
+        bandwidth = hardware.memory_bandwidth * share.memory
+        matrix = hardware.peak_flops(shape.compute_dtype) * share.compute
+        scores = hardware.peak_flops("bfloat16") * share.compute
+
+        def reached(link: Link) -> Link:
+            return Link(link.bandwidth * share.link, link.latency)
+
+        launch = 5e-6  # of a kernel on a GPU, the order of magnitude of CUDA's launch latency
+        return cls(
+            shape=shape,
+            linear=Roofline(launch, matrix, bandwidth),
+            prefill_attention=Roofline(launch, scores, bandwidth),
+            decode_attention=Roofline(launch, scores, bandwidth),
+            experts=Roofline(2 * launch, matrix, bandwidth),
+            host=reached(hardware.host),
+            local=reached(hardware.local),
+            remote=reached(hardware.remote),
+            disk=reached(hardware.disk),
+            layer_fixed=10 * launch,
+            step_fixed=2e-3,
+            ranks_per_node=hardware.devices_per_node,
+        )
+
+    def attention_decode_seconds(self, sequences: float, context: float) -> float:
+        """Attention part of one layer: `sequences` new tokens over `context` tokens of KV in all."""
+        if sequences <= 0:
+            return 0.0
+        return self.linear.seconds(work.projections(self.shape, sequences)) + self.decode_attention.seconds(
+            work.decode_attention(self.shape, context, sequences)
+        )
+
+    def attention_prefill_seconds(self, tokens: float, length: float) -> float:
+        """Attention part of one layer for a microbatch of `tokens` tokens, of prompts `length` tokens long."""
+        return self.linear.seconds(work.projections(self.shape, tokens)) + self.prefill_attention.seconds(
+            work.prefill_attention(self.shape, tokens, length)
+        )
+
+    def dense_seconds(self, tokens: float) -> float:
+        """The MLP of a dense layer, for one rank's tokens."""
+        return self.linear.seconds(work.dense_mlp(self.shape, tokens)) if tokens > 0 else 0.0
+
+    def experts_seconds(self, own_tokens: float, all_tokens: float, ranks: int) -> float:
+        """Routed experts of this rank for the tokens of all ranks, and the shared ones for its own."""
+        seconds = self.experts.seconds(work.routed_experts(self.shape, all_tokens, ranks)) if all_tokens > 0 else 0.0
+        if self.shape.shared_parameters and own_tokens > 0:
+            seconds += self.linear.seconds(work.shared_experts(self.shape, own_tokens))
+        return seconds
+
+    def exchange_seconds(self, tokens: float, ranks: int) -> float:
+        """Dispatch of a rank's tokens to the experts of `ranks` ranks; combine takes as long."""
+        if ranks < 2 or not self.shape.experts or tokens <= 0:
+            return 0.0
+        nodes = -(-ranks // self.ranks_per_node)
+        inside = self.local.seconds(work.dispatched_bytes(self.shape, tokens, min(ranks, self.ranks_per_node)))
+        across = self.remote.seconds(work.dispatched_bytes(self.shape, tokens, nodes)) if nodes > 1 else 0.0
+        return max(inside, across)
+
+    def head_seconds(self, rows: float) -> float:
+        return self.linear.seconds(work.head(self.shape, rows)) if rows > 0 else 0.0
+
+    def kv_seconds(self, tokens: float) -> float:
+        """To load, or to write back, the KV of `tokens` tokens in all layers."""
+        return self.host.seconds(tokens * self.shape.kv_token_bytes) if self.streamed else 0.0
+
+    def migrate_seconds(self, tokens: float) -> float:
+        """To pull the KV of `tokens` tokens from the host store of another node."""
+        return self.remote.seconds(tokens * self.shape.kv_token_bytes)
+
+    def load_seconds(self, tokens: float) -> float:
+        """To read the KV of `tokens` tokens from a checkpoint."""
+        return self.disk.seconds(tokens * self.shape.kv_token_bytes)
+
+    def recompute_seconds(self, tokens: float) -> float:
+        """To prefill `tokens` tokens of a sequence again as a part of a large wave: its work, without fixed costs."""
+        shape = self.shape
+        weights = shape.active_parameters - shape.vocabulary * shape.hidden
+        pairs = shape.layers * tokens * shape.attention.context(tokens / 2)
+        return (
+            2 * weights * tokens / self.linear.flops_per_second
+            + shape.attention.prefill_flops * pairs / self.prefill_attention.flops_per_second
+        )

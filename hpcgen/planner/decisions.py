@@ -1,0 +1,30 @@
+"""Cost decisions of a running instance, by the same models as the plan: migrate, load or recompute."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from hpcgen.planner.costs import Costs
+
+
+class Source(Enum):
+    """Where the KV of a sequence is had from."""
+
+    MIGRATE = "migrate"
+    LOAD = "load"
+    RECOMPUTE = "recompute"
+
+
+def cheapest_source(costs: Costs, tokens: int, migrate: bool, load: bool) -> Source:
+    """How a node gets the KV of `tokens` tokens soonest; whether another node, or a checkpoint, has it at all."""
+    seconds = {Source.RECOMPUTE: costs.recompute_seconds(tokens)}
+    if migrate:
+        seconds[Source.MIGRATE] = costs.migrate_seconds(tokens)
+    if load:
+        seconds[Source.LOAD] = costs.load_seconds(tokens)
+    return min(seconds, key=seconds.__getitem__)
+
+
+def recompute_seconds_per_byte(costs: Costs, tokens: int) -> float:
+    """What a byte of KV saves when it is in a checkpoint: the order in which a short grace time is best spent."""
+    return costs.recompute_seconds(tokens) / max(tokens * costs.shape.kv_token_bytes, 1.0)

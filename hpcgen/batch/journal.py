@@ -9,6 +9,7 @@ import os
 import struct
 import time
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -155,6 +156,30 @@ class Journal:
                 end += len(head) + size + _CRC.size
             self.cut_bytes = total - end
             return end
+
+
+def scan(path: Path) -> Iterator[tuple[int, bool, float]]:
+    """(request, ok, Unix time) of each record of a journal that another process may be writing; checksums are not read.
+
+    Raises:
+        JournalError: the file is not a journal, or cannot be read.
+    """
+    try:
+        with open(path, "rb", buffering=_BUFFER_BYTES) as file:
+            total = os.fstat(file.fileno()).st_size
+            header = file.read(_HEADER.size)
+            if len(header) == _HEADER.size and not header.startswith(_MAGIC):
+                raise JournalError(f"{path} is not a journal of hpcgen")
+            end = _HEADER.size
+            while len(head := file.read(_RECORD.size)) == _RECORD.size:
+                size, request, ok, finished = _RECORD.unpack(head)
+                end += len(head) + size + _CRC.size
+                if end > total:
+                    return
+                yield request, ok, finished
+                file.seek(size + _CRC.size, os.SEEK_CUR)
+    except OSError as error:
+        raise JournalError(f"cannot read the journal {path}: {error.strerror}") from None
 
 
 def _write(fd: int, data: bytes, offset: int) -> None:

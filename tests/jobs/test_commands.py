@@ -1,0 +1,129 @@
+import argparse
+
+import pytest
+
+from hpcgen.cli import add_run_arguments
+from hpcgen.errors import HpcgenError
+from hpcgen.jobs import slurm
+from hpcgen.jobs.commands import add_job_parsers, arguments_of_run
+from tests.jobs.runs import add_submission, job_line, make_run
+
+
+def parse(*words):
+    parser = argparse.ArgumentParser()
+    add_job_parsers(parser.add_subparsers(dest="command"), add_run_arguments)
+    return parser.parse_args([str(word) for word in words])
+
+
+def call(*words):
+    arguments = parse(*words)
+    return arguments.call(arguments)
+
+
+SUBMIT = ("submit", "--model", "m", "--input", "in.jsonl", "--output", "out.jsonl")
+
+
+def run_parser():
+    parser = argparse.ArgumentParser()
+    add_run_arguments(parser.add_subparsers(dest="command").add_parser("run"))
+    return parser
+
+
+def test_a_job_gets_the_arguments_of_run_with_absolute_paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = parse(*SUBMIT, "--seed", 7, "--device-memory", "1GiB", "--nodes", 2, "--partition", "p")
+    run = run_parser().parse_args(arguments_of_run(arguments))
+    assert run.model == tmp_path / "m"
+    assert run.run_dir == tmp_path / "out.run"
+    assert (run.seed, run.device_memory) == (7, 2**30)
+    assert "--partition" not in arguments_of_run(arguments)
+
+
+def test_a_dry_run_prints_the_script_and_touches_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert call(*SUBMIT, "--nodes", 3, "--sbatch", "exclusive", "--sbatch", "hint=compute_bound", "--dry-run") == 0
+    script = capsys.readouterr().out
+    assert "#SBATCH --nodes=3\n#SBATCH" in script
+    assert "#SBATCH --exclusive\n" in script
+    assert "#SBATCH --hint=compute_bound\n" in script
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_values_of_a_cluster_file_are_used(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "site.yaml").write_text("slurm:\n  partition: preempt\n  srun: [--mpi=pmi2]\n")
+    call(*SUBMIT, "--cluster", "site.yaml", "--dry-run")
+    script = capsys.readouterr().out
+    assert "--partition=preempt" in script
+    assert "--mpi=pmi2" in script
+
+
+@pytest.fixture
+def controller(monkeypatch):
+    """State of job 5, and the jobs that were cancelled."""
+    told = {"state": "RUNNING", "cancelled": []}
+    monkeypatch.setattr(slurm, "jobs", lambda job_id, timeout=0: slurm.parse_jobs(job_line(job_id, told["state"])))
+    monkeypatch.setattr(slurm, "cancel", told["cancelled"].append)
+    return told
+
+
+def test_cancel_cancels_the_jobs_that_wait_or_run(tmp_path, controller):
+    add_submission(tmp_path)
+    call("cancel", tmp_path)
+    assert controller["cancelled"] == ["5"]
+    controller["state"] = "COMPLETED"
+    with pytest.raises(HpcgenError, match="no job"):
+        call("cancel", tmp_path)
+
+
+def test_resume_submits_the_last_job_again(tmp_path, controller, monkeypatch, capsys):
+    from hpcgen.jobs import submission
+
+    seen = []
+
+    def submit(options, run_directory, arguments):
+        seen.append((options.nodes, run_directory, arguments))
+        return submission.Submission("6", 1, 2.0, arguments, {})
+
+    monkeypatch.setattr(submission, "submit", submit)
+    make_run(tmp_path / "run")
+    add_submission(tmp_path / "run", "4", 1.0, ["run", "old"])
+    add_submission(tmp_path / "run", "5", 2.0, ["run", "new"])
+    with pytest.raises(HpcgenError, match="still waits or runs"):
+        call("resume", tmp_path / "run")
+    controller["state"] = "CANCELLED"
+    assert call("resume", tmp_path / "run") == 0
+    assert seen == [(1, tmp_path / "run", ["run", "new"])]
+    assert "6" in capsys.readouterr().out
+
+
+def test_resume_of_a_complete_run_or_one_never_submitted_is_refused(tmp_path, controller):
+    make_run(tmp_path / "a", complete=True)
+    with pytest.raises(HpcgenError, match="complete"):
+        call("resume", tmp_path / "a")
+    make_run(tmp_path / "b")
+    with pytest.raises(HpcgenError, match="was not submitted"):
+        call("resume", tmp_path / "b")
+
+
+def test_status_and_list_print_what_is_known(tmp_path, controller, capsys):
+    make_run(tmp_path / "a", ok=4)
+    call("status", tmp_path / "a")
+    assert "4 of 10" in capsys.readouterr().out
+    call("list", tmp_path)
+    assert str(tmp_path / "a") in capsys.readouterr().out
+
+
+def test_list_of_nothing_is_a_message(tmp_path):
+    with pytest.raises(HpcgenError, match="no run"):
+        call("list", tmp_path)
+
+
+def test_logs_are_shown(tmp_path, controller, capsys):
+    make_run(tmp_path)
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "5_0_log.out").write_text("hello\n")
+    call("logs", tmp_path)
+    assert capsys.readouterr().out == "hello\n"
+    call("logs", "-f", tmp_path)
+    assert capsys.readouterr().out == "hello\n"

@@ -115,6 +115,12 @@ def _add_convert(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("model", type=Path, metavar="MODEL_DIR")
     parser.add_argument("file", type=Path, metavar="FILE", nargs="?", help="default: the cache")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), help="default: the checkpoint's")
+    parser.add_argument(
+        "--layout",
+        choices=("packed", "plain"),
+        default="packed",
+        help="for CPU kernels (default), or for CUDA and others",
+    )
     parser.set_defaults(call=_convert)
 
 
@@ -160,9 +166,11 @@ def _convert(arguments: argparse.Namespace) -> int:
 
     progress = ConversionProgress(_say)
     if arguments.file is None:
-        path = cached_weight_file(arguments.model, _dtype(arguments.dtype), progress=progress, waiting=_say)
+        path = cached_weight_file(
+            arguments.model, _dtype(arguments.dtype), arguments.layout, progress=progress, waiting=_say
+        )
     else:
-        path = convert(arguments.model, arguments.file, _dtype(arguments.dtype), progress=progress)
+        path = convert(arguments.model, arguments.file, _dtype(arguments.dtype), arguments.layout, progress=progress)
     print(path)
     return 0
 

@@ -55,7 +55,7 @@ class Intake:
         workers: worker processes; one tokenizes some 10^5 to 10^6 tokens a second.
         ahead: most requests that are tokenized, or in work, and not yet taken.
 
-    The workers start with the first request, not before. Use it as a context manager, or call `close`.
+    The workers start with `start` or with the first request. Use it as a context manager, or call `close`.
     """
 
     def __init__(
@@ -88,6 +88,10 @@ class Intake:
                 max_model_len,
             ),
         )
+
+    def start(self) -> None:
+        """Begin to tokenize, while the caller still does something else."""
+        self._submit()
 
     @property
     def exhausted(self) -> bool:

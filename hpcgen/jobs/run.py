@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedConfig
 
 from hpcgen.batch.detokenization import Detokenizer
 from hpcgen.batch.intake import Intake
@@ -18,6 +19,7 @@ from hpcgen.engine.build import Assembly, EngineOptions, build_engine
 from hpcgen.engine.executor import Activity
 from hpcgen.errors import HpcgenError
 from hpcgen.jobs.totals import JobTimes, token_totals
+from hpcgen.kernels.native.library import native_library
 from hpcgen.model.architecture import context_length, read_config
 from hpcgen.model.causal import CausalModel
 from hpcgen.model.conversion.definition import target_dtype
@@ -62,32 +64,32 @@ def run(options: RunOptions, say: Callable[[str], None]) -> Summary:
         torch.set_num_threads(options.threads or len(os.sched_getaffinity(0)))
     detokenizer = Detokenizer.load(options.model)
     config = read_config(options.model)[1]
-    engine_options = _engine_options(options, device, target_dtype(config, options.dtype), context_length(config))
-    dtype = engine_options.dtype
+    dtype = target_dtype(config, options.dtype)
+    engine_options = _engine_options(options, device, dtype, _longest(options, config))
     model = CausalModel.build(options.model, dtype, device)
     run_directory = RunDirectory(options.run_directory or default_run_directory(options.output))
     decisive = {
         "seed": options.seed,
         "max_model_len": engine_options.max_model_len,
         "dtype": str(dtype).removeprefix("torch."),
+        "sub_batch": options.sub_batch,
     }
     with run_directory.open(batch_input, options.model, decisive):
         results = Results(run_directory, batch_input, detokenizer, options.sub_batch)
         if results.finished:
             say(f"continuing {run_directory.path}: {results.finished:,} of {len(batch_input):,} requests are finished")
+        batch = _Batch(options, engine_options, batch_input, results, say)
         with EventLog(run_directory.events_path, requests=len(batch_input)) as events:
-            conversion = ConversionProgress(say)
-            path = cached_weight_file(options.model, dtype, weight_layout(device), progress=conversion, waiting=say)
-            weights = WeightFile(path)
-            batch = _Batch(options, engine_options, batch_input, results, events, say)
-            batch.run(model, weights, detokenizer)
+            if not results.complete:
+                batch.run(model, detokenizer, events)
             events.write("finished", requests=results.finished, failed=results.failed)
         return _summarise(options, run_directory, results, batch.activity)
 
 
-def weight_layout(device: torch.device) -> str:
-    """The layout of the weight file that the kernels of a device compute fastest with."""
-    return "packed" if device.type == "cpu" else "plain"
+def weight_layout(options: EngineOptions) -> str:
+    """The layout of the weight file that the kernels of the machine compute fastest with."""
+    native = options.device.type == "cpu" and options.dtype is torch.bfloat16 and native_library() is not None
+    return "packed" if native else "plain"
 
 
 def default_run_directory(output: Path) -> Path:
@@ -104,18 +106,18 @@ class _Batch:
         engine_options: EngineOptions,
         batch_input: BatchInput,
         results: Results,
-        events: EventLog,
         say: Callable[[str], None],
     ):
         self._options, self._engine_options, self._input = options, engine_options, batch_input
-        self._results, self._events, self._say = results, events, say
+        self._results, self._say = results, say
         self._counts = Counts(requests=len(batch_input), done=results.finished, failed=results.failed)
         self._done_tokens = 0
         self._seen = (0, 0.0)
         self.activity = Activity()
 
-    def run(self, model: CausalModel, weights: WeightFile, detokenizer: Detokenizer) -> None:
+    def run(self, model: CausalModel, detokenizer: Detokenizer, events: EventLog) -> None:
         """Until every request has a result or an error; the journal is synced whatever happens."""
+        self._events = events
         intake = Intake(
             self._input,
             self._options.model,
@@ -124,11 +126,11 @@ class _Batch:
             self._results.is_finished,
             ahead=max(512, self._engine_options.expert_batch // 2),
         )
-        with intake, Progress(self._counts) as progress:
-            self._progress = progress
+        with intake, Progress(self._counts) as self._progress:
+            intake.start()
             assembly = build_engine(
                 model,
-                weights,
+                self._open_weights(),
                 self._engine_options,
                 lambda sequence: detokenizer.stop_matcher(sequence.sampling.stop, sequence.sampling.min_tokens),
                 on_progress=self._advanced,
@@ -141,6 +143,13 @@ class _Batch:
                 assembly.device.close()
                 self._results.sync(now=True)
                 self._update("finished" if self._results.complete else "stopped")
+
+    def _open_weights(self) -> WeightFile:
+        options = self._engine_options
+        progress = ConversionProgress(self._say)
+        layout = weight_layout(options)
+        path = cached_weight_file(self._options.model, options.dtype, layout, progress=progress, waiting=self._say)
+        return WeightFile(path)
 
     def _loop(self, intake: Intake, assembly: Assembly) -> None:
         engine, wave = assembly.engine, self._engine_options.expert_batch
@@ -224,16 +233,24 @@ def _device(name: str) -> torch.device:
 
 
 def _engine_options(options: RunOptions, device: torch.device, dtype: torch.dtype, longest: int) -> EngineOptions:
-    if options.max_model_len is not None and options.max_model_len > longest:
-        raise HpcgenError(
-            f"--max-model-len {options.max_model_len} is more than the model's context of {longest} tokens."
-        )
     chosen = {
         name: getattr(options, name)
         for name in ("device_memory", "host_memory", "attention_microbatch", "expert_batch")
         if getattr(options, name) is not None
     }
-    return EngineOptions(max_model_len=options.max_model_len or longest, dtype=dtype, device=device, **chosen)
+    return EngineOptions(max_model_len=longest, dtype=dtype, device=device, **chosen)
+
+
+def _longest(options: RunOptions, config: PreTrainedConfig) -> int:
+    """Most tokens of a sequence: what the user wants, or else what the model was made for."""
+    if options.max_model_len is None:
+        return context_length(config)
+    context = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if isinstance(context, int) and options.max_model_len > context:
+        raise HpcgenError(
+            f"--max-model-len {options.max_model_len} is more than the model's context, {context} tokens."
+        )
+    return options.max_model_len
 
 
 def _summarise(options: RunOptions, run_directory: RunDirectory, results: Results, activity: Activity) -> Summary:

@@ -6,38 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from tokenizers import Tokenizer
 
 from hpcgen.batch import BatchInput
-
-CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{% if message.role not in ['system', 'user', 'assistant', 'tool'] %}"
-    "{{ raise_exception('unknown role ' + message.role) }}{% endif %}"
-    "<|start|>{{ message.role }}\n{{ message.content }}<|end|>\n{% endfor %}"
-    "{% if shout %}LOUD {% endif %}"
-    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
-)
-VOCABULARY_SIZE = 400
+from tests.tiny_tokenizer import VOCABULARY_SIZE, save_tokenizer
 
 
 @pytest.fixture(scope="session")
 def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("models") / "tiny-model"
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY_SIZE - 20,
-        special_tokens=["<|start|>", "<|end|>", "<|endoftext|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(["the quick brown fox jumps over the lazy dog, and stops"] * 20, trainer)
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|endoftext|>", chat_template=CHAT_TEMPLATE
-    ).save_pretrained(directory)
+    save_tokenizer(directory)
     (directory / "config.json").write_text(
         json.dumps({"model_type": "llama", "vocab_size": VOCABULARY_SIZE, "eos_token_id": 1})
     )

@@ -11,7 +11,7 @@ NOW := $(shell date +%Y%m%d-%H%M%S)
 RUN ?= runs/demo-$(NOW)
 WORKERS ?= 2
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint configs/constraints.txt
 
 .PHONY: run test test-gpu lint bench clean
 .DELETE_ON_ERROR:
@@ -45,14 +45,14 @@ $(VENV)/bin/python:
 	  { echo "hpcgen needs Python 3.10 or newer; name one: make PYTHON=python3.12 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/.installed: pyproject.toml configs/constraints.txt | $(VENV)/bin/python
 	$(PIP) --editable '.[demo]'
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/.installed-dev: pyproject.toml configs/constraints.txt | $(VENV)/bin/python
 	$(PIP) --editable '.[demo,mpi,dev]'
 	@touch $@ $(VENV)/.installed
 
 # config.json keeps the time of its making: a newer script or environment does not make the model again.
 $(MODEL)/config.json: | $(VENV)/.installed
-	$(BIN)/python tools/demo_model.py $(MODEL)
+	$(BIN)/python configs/runs/demo_model.py $(MODEL)

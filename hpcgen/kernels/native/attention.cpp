@@ -48,6 +48,11 @@ class Attention {
   }
 
  private:
+  // One page of one KV group.
+  struct Step {
+    int64_t page, group;
+  };
+
   // What an item works with; all of it stays in the L2 cache.
   struct Workspace {
     RowUnit *query, *weights;
@@ -98,10 +103,12 @@ class Attention {
     for (int64_t g = 0; g < groups; ++g)
       pack_query(item, item.first_group + g, space, space.query + g * padded * key_units_);
     for (int64_t page = item.first_page; page < item.last_page; ++page) {
-      if (page + 1 < item.last_page && groups == call_.groups) prefetch_page(item.sequence, page + 1);
       for (int64_t g = 0; g < groups; ++g) {
-        pack_keys(item, page, item.first_group + g, space);
-        pack_values(item, page, item.first_group + g, space);
+        const Step step{page, item.first_group + g};
+        const Step next = g + 1 < groups ? Step{page, step.group + 1}
+                                         : Step{std::min(page + 1, item.last_page - 1), item.first_group};
+        pack_keys(item, step, next, space);
+        pack_values(item, step, next, space);
         const PackedRows<Kernel> query{space.query + g * padded * key_units_, rows, key_units_};
         for (int64_t t = 0; t < query.tiles(); ++t)
           attend_tile(item, page, query, t, space, space.sums + (g * padded + query.start(t)) * value_columns_,
@@ -148,46 +155,52 @@ class Attention {
     }
   }
 
-  const T* page_of(const void* pages, int64_t page_stride, int64_t sequence, int64_t page) const {
-    return static_cast<const T*>(pages) + call_.page_table[sequence * call_.table_stride + page] * page_stride;
+  const T* first(const AttentionItem& item, int64_t page) const {
+    return static_cast<const T*>(call_.first) + page_of(item, page) * call_.first_page_stride;
+  }
+  const T* second(const AttentionItem& item, int64_t page) const {
+    return static_cast<const T*>(call_.second) + page_of(item, page) * call_.second_page_stride;
+  }
+  int64_t page_of(const AttentionItem& item, int64_t page) const {
+    return call_.page_table[item.sequence * call_.table_stride + page];
   }
 
-  void prefetch_page(int64_t sequence, int64_t page) const {
-    const auto prefetch = [](const T* data, int64_t bytes) {
-      for (int64_t b = 0; b < bytes; b += 64) _mm_prefetch(reinterpret_cast<const char*>(data) + b, _MM_HINT_T1);
-    };
-    const int64_t second_width = latent_ ? call_.rope_width : call_.value_width;
-    const int64_t token_bytes = kPageTokens * call_.groups * static_cast<int64_t>(sizeof(T));
-    prefetch(page_of(call_.first, call_.first_page_stride, sequence, page), token_bytes * call_.width);
-    prefetch(page_of(call_.second, call_.second_page_stride, sequence, page), token_bytes * second_width);
+  // Brings data into the cache. Assembly, because GCC drops calls to functions that only prefetch.
+  static void prefetch(const T* data, int64_t count) {
+    const auto* bytes = reinterpret_cast<const char*>(data);
+    for (int64_t b = 0; b < count * static_cast<int64_t>(sizeof(T)); b += 64)
+      asm volatile("prefetcht0 %0" : : "m"(bytes[b]));
   }
 
   // Tokens past the context are packed too; their scores are never looked at.
-  void pack_keys(const AttentionItem& item, int64_t page, int64_t group, const Workspace& space) const {
-    const auto pack = [&](const T* keys, int64_t width, int64_t token_stride, int64_t first_unit) {
+  // The rows of the next step are prefetched a few at a time: all at once, they would hold up the ones in hand.
+  void pack_keys(const AttentionItem& item, Step step, Step next, const Workspace& space) const {
+    const auto pack = [&](const T* keys, const T* later, int64_t width, int64_t stride, int64_t first_unit) {
       for (int64_t token = 0; token < kPageTokens; token += kLanes) {
-        const auto row = [&](int r) { return reinterpret_cast<const uint32_t*>(keys + (token + r) * token_stride); };
+        for (int64_t t = token; t < token + kLanes; ++t) prefetch(later + t * stride, width);
+        const auto row = [&](int r) { return reinterpret_cast<const uint32_t*>(keys + (token + r) * stride); };
         uint32_t* panel = space.keys + (token / kPanelColumns * key_units_ + first_unit) * kPanelColumns;
         transpose_rows(row, kLanes, width / per_unit, panel + token % kPanelColumns, kPanelColumns);
       }
     };
-    const T* first = page_of(call_.first, call_.first_page_stride, item.sequence, page);
-    pack(first + group * call_.width, call_.width, call_.groups * call_.width, 0);
-    if (latent_)
-      pack(page_of(call_.second, call_.second_page_stride, item.sequence, page), call_.rope_width, call_.rope_width,
-           call_.width / per_unit);
+    const int64_t width = call_.width, rope = call_.rope_width;
+    pack(first(item, step.page) + step.group * width, first(item, next.page) + next.group * width, width,
+         call_.groups * width, 0);
+    if (latent_) pack(second(item, step.page), second(item, next.page), rope, rope, width / per_unit);
   }
 
   // Tokens past the context are zero: what lies in their place may be NaN, which a weight of 0 does not hide.
-  void pack_values(const AttentionItem& item, int64_t page, int64_t group, const Workspace& space) const {
+  void pack_values(const AttentionItem& item, Step step, Step next, const Workspace& space) const {
     const int64_t width = call_.value_width, stride = call_.groups * width;
-    const T* values = latent_ ? page_of(call_.first, call_.first_page_stride, item.sequence, page)
-                              : page_of(call_.second, call_.second_page_stride, item.sequence, page) + group * width;
-    const int64_t present = std::min(kPageTokens, item.position + item.tokens - page * kPageTokens);
+    const T* values = latent_ ? first(item, step.page) : second(item, step.page) + step.group * width;
+    const T* later = second(item, next.page) + next.group * width;
+    const int64_t present = std::min(kPageTokens, item.position + item.tokens - step.page * kPageTokens);
     for (int64_t column = 0; column < width; column += kPanelColumns) {
       const int64_t columns = std::min<int64_t>(kPanelColumns, width - column);
       uint32_t* panel = space.values + column * page_units;
       for (int64_t token = 0; token < kPageTokens; token += per_unit, panel += kPanelColumns) {
+        if (!latent_)
+          for (int64_t t = token; t < token + per_unit; ++t) prefetch(later + t * stride + column, columns);
         const T* here = values + token * stride + column;
         if (token >= present)
           std::fill(panel, panel + kPanelColumns, 0u);

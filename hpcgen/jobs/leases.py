@@ -211,8 +211,8 @@ class Leases:
         with suppress(FileNotFoundError):
             os.rename(token, place)
             return True
-        # NFS repeats a request whose answer was lost, and then finds the token gone. A place with the instance's name in
-        # it is filled by nobody else.
+        # NFS repeats a request whose answer was lost, and then finds the token gone. A place with the instance's name
+        # in it is filled by nobody else.
         return self.instance in (place.parent.name, place.name.partition("@")[2]) and place.exists()
 
     def _keep_alive(self, heartbeat: float) -> None:

@@ -75,7 +75,7 @@ def estimate(costs: Costs, configuration: Configuration, workload: Workload, poi
         busiest = max(batch / ranks, 1.0)
         return time.step(busiest, busiest * context, batch, ranks)
 
-    steps, active, waits = _running(workload.outputs, full)
+    steps, active, waits = running(workload.outputs, full)
     sizes = np.geomspace(1.0, max(full, 1.0 + 1e-9), points)
     seconds = np.interp(np.log(np.maximum(active, 1.0)), np.log(sizes), [step(size) for size in sizes]) * steps
     return Estimate(
@@ -96,8 +96,8 @@ def seen_length(workload: Workload) -> float:
     return float((prompts**2).sum() / prompts.sum())
 
 
-def _running(outputs: NDArray[np.int64], full: float) -> tuple[NDArray, NDArray, NDArray]:
-    """(steps, sequences that run, whether others wait) of each interval between two ends."""
+def running(outputs: NDArray[np.int64], full: float) -> tuple[NDArray, NDArray, NDArray]:
+    """(steps, sequences that run, whether others wait) of each interval between two ends, with refill of `full`."""
     scale = max(len(outputs) / SAMPLE, 1.0)
     if scale > 1:
         outputs = np.random.default_rng(0).choice(outputs, SAMPLE, replace=False)

@@ -29,6 +29,10 @@ class Costs:
     disk: Link
     layer_fixed: float = 0.0
     """Seconds of a layer that no kernel accounts for: launches, and the Python of a definition."""
+    token_fixed: float = 0.0
+    """Seconds of a token in a layer beside the kernels: norms, rotary embedding, residuals, writing its KV."""
+    row_fixed: float = 0.0
+    """Seconds of a sampled token beside the head: sampling, and the work on its sequence."""
     step_fixed: float = 0.0
     """Seconds of a step that no layer accounts for: sampling, finishing, the exchange with the scheduler."""
     ranks_per_node: int = 8
@@ -66,14 +70,18 @@ class Costs:
         """Attention part of one layer: `sequences` new tokens over `context` tokens of KV in all."""
         if sequences <= 0:
             return 0.0
-        return self.linear.seconds(work.projections(self.shape, sequences)) + self.decode_attention.seconds(
-            work.decode_attention(self.shape, context, sequences)
+        return (
+            self.linear.seconds(work.projections(self.shape, sequences))
+            + self.decode_attention.seconds(work.decode_attention(self.shape, context, sequences))
+            + self.token_fixed * sequences
         )
 
     def attention_prefill_seconds(self, tokens: float, length: float) -> float:
         """Attention part of one layer for a microbatch of `tokens` tokens, of prompts `length` tokens long."""
-        return self.linear.seconds(work.projections(self.shape, tokens)) + self.prefill_attention.seconds(
-            work.prefill_attention(self.shape, tokens, length)
+        return (
+            self.linear.seconds(work.projections(self.shape, tokens))
+            + self.prefill_attention.seconds(work.prefill_attention(self.shape, tokens, length))
+            + self.token_fixed * tokens
         )
 
     def dense_seconds(self, tokens: float) -> float:
@@ -97,7 +105,8 @@ class Costs:
         return max(inside, across)
 
     def head_seconds(self, rows: float) -> float:
-        return self.linear.seconds(work.head(self.shape, rows)) if rows > 0 else 0.0
+        """Logits of `rows` tokens, and one sampled from each."""
+        return self.linear.seconds(work.head(self.shape, rows)) + self.row_fixed * rows if rows > 0 else 0.0
 
     def kv_seconds(self, tokens: float) -> float:
         """To load, or to write back, the KV of `tokens` tokens in all layers."""

@@ -1,0 +1,210 @@
+"""`hpcgen profile`: measures the kernels of one layer and what the engine adds to them, and fits the costs."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+from array import array
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+
+from hpcgen.engine.build import Assembly, EngineOptions, build_engine
+from hpcgen.kernels.attention.kv_layout import KVLayout
+from hpcgen.memory.host_capacity import available_bytes
+from hpcgen.model.architecture import read_config
+from hpcgen.model.causal import CausalModel
+from hpcgen.model.conversion.definition import target_dtype
+from hpcgen.model.weight_cache import cached_weight_file
+from hpcgen.model.weight_file import WeightFile
+from hpcgen.planner.configuration import PhaseConfiguration
+from hpcgen.planner.costs import Costs
+from hpcgen.planner.hardware import Link
+from hpcgen.planner.kernel_timing import KernelTiming, Stopwatch, Timing, disk_link
+from hpcgen.planner.model_shape import ModelShape
+from hpcgen.planner.profile_file import KernelFit, Profile
+from hpcgen.planner.roofline import fit
+from hpcgen.planner.sweep import decode_sweep, prefill_sweep
+from hpcgen.sequence import SamplingParams, Sequence
+
+LOADS = ((1, 16), (4, 64), (16, 64), (64, 32), (64, 128), (192, 64))
+"""(sequences, prompt tokens) of the engine's runs."""
+DECODE_STEPS = 12
+
+
+def measure(
+    directory: Path,
+    dtype: str | None = None,
+    threads: int | None = None,
+    device: str = "cpu",
+    say: Callable[[str], None] = lambda line: None,
+) -> Profile:
+    """The costs of the model in `directory` on this machine. Raises HpcgenError for a model that cannot be run."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    target = torch.device(device)
+    config = read_config(directory)[1]
+    wanted = target_dtype(config, getattr(torch, dtype) if dtype is not None else None)
+    shape = sized_as(ModelShape.read(directory), wanted)
+    model = CausalModel.build(directory, wanted, target)
+    weights = WeightFile(cached_weight_file(directory, wanted, "packed" if target.type == "cpu" else "plain"))
+    kernels = KernelTiming(shape, model.kv_layout, wanted, target)
+    points: dict[str, list[Timing]] = {}
+    for name in ("linear", "decode_attention", "prefill_attention", "experts"):
+        say(f"measuring {name.replace('_', ' ')}")
+        timings = getattr(kernels, name)()
+        if timings:
+            points[name] = timings
+    say("measuring copies")
+    copy = kernels.copy()
+    links = {"host": copy, "local": copy, "remote": Link(copy.bandwidth, 50e-6), "disk": disk_link(weights.path)}
+    fits = {name: _fit(timings) for name, timings in points.items()}
+    profile = Profile(
+        machine=_machine(target),
+        model=str(directory),
+        host_memory=float(available_bytes()),
+        device_memory=None if target.type == "cpu" else float(torch.cuda.mem_get_info(target)[1]),
+        fits=fits,
+        links=links,
+        points={
+            name: [{"flops": t.work.flops, "bytes": t.work.bytes, "seconds": t.seconds} for t in timings]
+            for name, timings in points.items()
+        },
+    )
+    say("measuring the engine around them")
+    return _with_engine(profile, shape, model, weights, wanted, target)
+
+
+def sized_as(shape: ModelShape, dtype: torch.dtype) -> ModelShape:
+    """The shape with parameters and KV in `dtype`, where they are not quantised."""
+    size = float(dtype.itemsize)
+    return replace(
+        shape,
+        weight_bytes=shape.weight_bytes if shape.weight_bytes < 2 else size,
+        expert_bytes=shape.expert_bytes if shape.expert_bytes < 2 else size,
+        kv_bytes=size,
+        compute_dtype=str(dtype).removeprefix("torch.") if shape.weight_bytes >= 2 else shape.compute_dtype,
+    )
+
+
+def _fit(timings: list[Timing]) -> KernelFit:
+    return KernelFit.of(fit([t.work for t in timings], [t.seconds for t in timings]), len(timings))
+
+
+def _with_engine(
+    profile: Profile,
+    shape: ModelShape,
+    model: CausalModel,
+    weights: WeightFile,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Profile:
+    """Adds what waves and steps take beyond their kernels: by layer, by token, by sampled token, by step.
+
+    Least squares of the relative error, each at least 0.
+    """
+    longest = max(length for _, length in LOADS) + 2 * DECODE_STEPS + 1
+    options = EngineOptions(
+        longest, dtype, device, host_memory=_pages_bytes(model.kv_layout, longest), attention_microbatch=1 << 20,
+        expert_batch=1 << 14, decision_steps=DECODE_STEPS,
+    )  # fmt: skip
+    assembly = build_engine(model, weights, options, lambda sequence: None)  # type: ignore[arg-type,return-value]
+    costs = profile.costs(shape)
+    watch = Stopwatch(device)
+    rows: list[list[float]] = []
+    residuals: list[float] = []
+    measured: list[float] = []
+    _run(assembly, watch, shape, 2, 16)  # the first run finds cold caches
+    for sequences, length in LOADS:
+        tokens = sequences * length
+        prefill, step = _run(assembly, watch, shape, sequences, length)
+        predicted = _wave_seconds(costs, tokens, length, sequences)
+        rows.append([shape.layers, shape.layers * tokens, sequences, 1.0])
+        residuals.append(prefill - predicted)
+        measured.append(prefill)
+        predicted = _step_seconds(costs, sequences, sequences * (length + DECODE_STEPS))
+        rows.append([shape.layers, shape.layers * sequences, sequences, 1.0])
+        residuals.append(step - predicted)
+        measured.append(step)
+    assembly.device.close()
+    layer, token, row, each = _non_negative(np.array(rows), np.array(residuals), np.array(measured))
+    return replace(profile, layer_fixed=layer, token_fixed=token, row_fixed=row, step_fixed=each)
+
+
+def _run(assembly: Assembly, watch: Stopwatch, shape: ModelShape, count: int, length: int) -> tuple[float, float]:
+    """Seconds of the prefill of `count` prompts of `length` tokens in one wave, and of a decode step after it."""
+    engine = assembly.engine
+    generator = np.random.default_rng(count * 1000 + length)
+    sampling = SamplingParams(max_tokens=2 * DECODE_STEPS + 1, temperature=0.0)
+    first = getattr(_run, "next", 0)
+    for index in range(first, first + count):
+        prompt = array("I", generator.integers(0, shape.vocabulary, length).tolist())
+        engine.add(Sequence(index, index, 0, prompt, sampling))
+    _run.next = first + count  # type: ignore[attr-defined]
+    begin = watch.now()
+    engine.step()
+    prefill = watch.now() - begin
+    taken = []
+    while engine.pending:
+        before = engine.activity.steps
+        begin = watch.now()
+        engine.step()
+        taken.append((watch.now() - begin) / max(engine.activity.steps - before, 1))
+    return prefill, min(taken)
+
+
+def _wave_seconds(costs: Costs, tokens: int, length: float, rows: int) -> float:
+    phase = PhaseConfiguration(1 << 20, tokens, costs.shape.layers, 0)
+    return prefill_sweep(costs, phase, tokens, length, rows).seconds
+
+
+def _step_seconds(costs: Costs, sequences: int, context: float) -> float:
+    phase = PhaseConfiguration(1 << 20, sequences, costs.shape.layers, 0)
+    return decode_sweep(costs, phase, 1, sequences, context, sequences).seconds
+
+
+def _non_negative(rows: np.ndarray, residuals: np.ndarray, measured: np.ndarray) -> list[float]:
+    """Least squares of (rows @ x - residuals) / measured with x at least 0, by dropping what comes out below."""
+    kept = list(range(rows.shape[1]))
+    while kept:
+        scaled = rows[:, kept] / measured[:, None]
+        scale = np.abs(scaled).max(axis=0)
+        solution = np.linalg.lstsq(scaled / scale, residuals / measured, rcond=None)[0] / scale
+        if (solution >= 0).all():
+            result = np.zeros(rows.shape[1])
+            result[kept] = solution
+            return [float(value) for value in result]
+        kept.remove(kept[int(np.argmin(solution * scale))])
+    return [0.0] * rows.shape[1]
+
+
+def _pages_bytes(layout: KVLayout, longest: int) -> int:
+    most = max(sequences for sequences, _ in LOADS)
+    return int(layout.page_bytes * (most * (longest // 64 + 2)) / 0.8)
+
+
+def _machine(device: torch.device) -> dict[str, object]:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    return {
+        "device": name,
+        "threads": torch.get_num_threads(),
+        "cores": psutil.cpu_count(logical=False),
+        "memory": psutil.virtual_memory().total,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="minutes"),
+    }
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,4 +1,5 @@
-"""The commands that send runs to Slurm and look after them: submit, status, logs, cancel, resume, list."""
+"""The commands that send runs to Slurm and look after them: submit, status, logs, cancel, resume, list,
+and `checkpoint show`."""
 
 import argparse
 import sys
@@ -41,6 +42,16 @@ def add_job_parsers(subparsers: Subparsers, add_run_arguments: Callable[[argpars
     listing = subparsers.add_parser("list", help="the runs below a directory")  # type: ignore[attr-defined]
     listing.add_argument("directory", type=Path, nargs="?", default=Path(), metavar="DIR")
     listing.set_defaults(call=_list)
+
+
+def add_checkpoint_parser(subparsers: Subparsers) -> None:  # type: ignore[valid-type]
+    """Adds `checkpoint show`."""
+    parser = subparsers.add_parser("checkpoint", help="look at checkpoints")  # type: ignore[attr-defined]
+    show = parser.add_subparsers(dest="action", required=True, metavar="ACTION").add_parser(
+        "show", help="what is in a checkpoint"
+    )
+    show.add_argument("path", type=Path, metavar="PATH", help="a run directory, its checkpoints/, or an .h5 file there")
+    show.set_defaults(call=_show_checkpoint)
 
 
 def _add_submit(subparsers: Subparsers, add_run_arguments: Callable[[argparse.ArgumentParser], None]) -> None:  # type: ignore[valid-type]
@@ -198,6 +209,13 @@ def _resume(arguments: argparse.Namespace) -> int:
     last = state.submissions[-1]
     submission = submit(msgspec.convert(last.slurm, SlurmOptions), state.path.absolute(), last.arguments)
     print(f"job            {submission.job_id}")
+    return 0
+
+
+def _show_checkpoint(arguments: argparse.Namespace) -> int:
+    from hpcgen.checkpoint.show import show
+
+    print(show(arguments.path))
     return 0
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hpcgen import __version__
 from hpcgen.errors import HpcgenError
+from hpcgen.jobs.commands import add_checkpoint_parser, add_job_parsers
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
@@ -39,6 +40,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_run(commands)
     _add_convert(commands)
     _add_verify(commands)
+    add_job_parsers(commands, add_run_arguments)
+    add_checkpoint_parser(commands)
     return parser
 
 
@@ -155,7 +158,8 @@ def _run(arguments: argparse.Namespace) -> int:
         ),
         _say,
     )
-    print(render(summary))
+    if summary is not None:
+        print(render(summary))
     return 0
 
 

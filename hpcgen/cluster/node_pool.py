@@ -1,7 +1,8 @@
 """One pool of KV pages a node: a file in memory that the node's leader makes and its ranks map.
 
 The file loses its name as soon as all have mapped it, so that nothing is left however the ranks end. What the moment
-in between can leave is swept at the next start: only files whose maker is known to be dead, of this user.
+in between can leave is swept at the next start: only files whose maker is known to be dead, and that
+this user may write.
 """
 
 import mmap
@@ -76,15 +77,20 @@ def open_node_pool(world: World, count: int, page_bytes: int, directory: Path | 
 
 def sweep(directory: Path) -> list[Path]:
     """Removes the pools in `directory` that dead processes of this user left behind on this machine; gives them."""
-    removed = []
-    for path in directory.glob(f"{_PREFIX}*"):
-        try:
-            if path.stat().st_uid == os.getuid() and is_dead(path.name.removeprefix(_PREFIX)):
-                path.unlink()
-                removed.append(path)
-        except FileNotFoundError:  # another rank was faster
-            continue
-    return removed
+    left = [
+        path
+        for path in directory.glob(f"{_PREFIX}*")
+        if is_dead(path.name.removeprefix(_PREFIX)) and os.access(path, os.W_OK)
+    ]
+    for path in left:
+        path.unlink(missing_ok=True)  # another run may sweep too
+    return left
+
+
+def room_for_pool(share: float = 0.9) -> int:
+    """Bytes that a pool of this node may take at most."""
+    directory = Path(os.environ.get(STORE_DIRECTORY) or "/dev/shm")
+    return int(shutil.disk_usage(directory).free * share) if directory.is_dir() else 0
 
 
 def _place(nbytes: int, directory: Path | None) -> _Place:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -71,6 +72,13 @@ class World:
     def leads(self) -> bool:
         """Whether this is the rank that schedules."""
         return self.rank == 0
+
+    def wait_for_all(self) -> None:
+        """Returns when every rank has called it. Waits asleep, so that a rank that works has the cores."""
+        if self.comm is not None:
+            request = self.comm.Ibarrier()
+            while not request.Test():
+                time.sleep(0.01)
 
     def broadcast(self, value: Any = None) -> Any:
         """Rank 0's `value` on every rank. In a world of one, `value`."""

@@ -1,7 +1,7 @@
 """Puts an engine together for one process: model, weight file, memory, scheduler."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 
@@ -53,16 +53,24 @@ class EngineOptions:
 
 
 @dataclass(slots=True)
-class Assembly:
-    """An engine and what it was put together from."""
+class RankAssembly:
+    """What executes plans on one rank, and what it was put together from."""
 
-    engine: Engine
+    executor: Executor
+    limits: Limits
     model: CausalModel
     store: HostStore
     device: Device
     budget: DeviceBudget
     phases: dict[Phase, PhaseMemory] | None
     """Division of the device; None where everything is used in place."""
+
+
+@dataclass(slots=True)
+class Assembly(RankAssembly):
+    """An engine of one process, and what it was put together from."""
+
+    engine: Engine
 
 
 def build_engine(
@@ -75,13 +83,30 @@ def build_engine(
     on_progress: Callable[[Activity], None] = lambda activity: None,
 ) -> Assembly:
     """Raises HpcgenError where the memory does not suffice."""
+    store = HostStore(model.kv_layout, host_pages(options, model.kv_layout.page_bytes))
+    rank = build_rank(model, weights, options, stop_matcher, store, lifecycle, policies, on_progress)
+    engine = Engine(Scheduler(Topology(), rank.limits), rank.executor)
+    parts = {part.name: getattr(rank, part.name) for part in fields(rank)}
+    return Assembly(**parts, engine=engine)
+
+
+def build_rank(
+    model: CausalModel,
+    weights: WeightFile,
+    options: EngineOptions,
+    stop_matcher: StopMatcherFactory,
+    store: HostStore,
+    lifecycle: Lifecycle | None = None,
+    policies: dict[Stage, Policy] | None = None,
+    on_progress: Callable[[Activity], None] = lambda activity: None,
+) -> RankAssembly:
+    """One rank's executor over the host store of its node. Raises HpcgenError where the memory does not suffice."""
     missing = [unit for unit in model.units if unit not in weights.units]
     if missing:
         raise HpcgenError(
             f"The weight file {weights.path} has no {missing[0]}: it belongs to another model. Remove it and run again."
         )
     layout = model.kv_layout
-    store = HostStore(layout, _host_pages(options, layout.page_bytes))
     if options.device.type == "cuda":
         store.pin()
     limit = options.device_memory
@@ -112,11 +137,11 @@ def build_engine(
     forward = ForwardPass(model, device, attention, options.expert_batch, policies)
     microbatch = min(options.attention_microbatch, options.expert_batch)
     executor = Executor(device, forward, Stopping(stop_matcher), microbatch, lifecycle, on_progress)
-    engine = Engine(Scheduler(Topology(), limits), executor)
-    return Assembly(engine, model, store, device, budget, phases)
+    return RankAssembly(executor, limits, model, store, device, budget, phases)
 
 
-def _host_pages(options: EngineOptions, page_bytes: int) -> int:
+def host_pages(options: EngineOptions, page_bytes: int) -> int:
+    """Pages of the host store of a node."""
     memory = options.host_memory if options.host_memory is not None else int(available_bytes() * HOST_SHARE)
     return memory // page_bytes
 

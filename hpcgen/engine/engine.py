@@ -27,6 +27,9 @@ class Engine:
         """Sequences that were added and not handed out."""
         return len(self._executor.sequences) + len(self._failed)
 
+    def stop(self) -> None:
+        """Nothing more will be added or asked for."""
+
     def sequences(self) -> list[Sequence]:
         """The unfinished sequences, oldest first: what a checkpoint saves between two steps."""
         return [sequence for _, sequence in sorted(self._executor.sequences.items())]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from hpcgen.coroutine.lifecycle import Lifecycle
 from hpcgen.engine.decode import DecodeInterval
@@ -29,6 +30,32 @@ class Activity:
     suspended: int = 0
 
 
+class Peers(Protocol):
+    """The other ranks, as far as decode steps meet them: experts are spread over all of them."""
+
+    def enter(self, phase: Phase) -> None:
+        """All ranks are in this phase from now on."""
+
+    def any_active(self, active: int) -> bool:
+        """Whether another step is due, where this rank has `active` sequences left. Collective where steps are."""
+
+    def idle_step(self) -> None:
+        """Takes part in a step of the others without a sequence of its own."""
+
+
+class NoPeers:
+    """A rank whose steps concern nobody else."""
+
+    def enter(self, phase: Phase) -> None:
+        """Nobody is to know."""
+
+    def any_active(self, active: int) -> bool:
+        return active > 0
+
+    def idle_step(self) -> None:
+        """There is no step without a sequence."""
+
+
 class Executor:
     """The sequences that a rank works on, and how it works on them. It decides nothing."""
 
@@ -49,12 +76,15 @@ class Executor:
         self.activity = Activity()
         self.sequences: dict[int, Sequence] = {}
         """Unfinished sequences by id."""
-        self._active: dict[int, Sequence] = {}
+        self.active: dict[int, Sequence] = {}
+        """Those that decode now."""
+        self.peers: Peers = NoPeers()
 
     def execute(self, plan: Plan, part: RankPlan, report: Report) -> list[Sequence]:
         """Carries out `part` of `plan`, notes in `report` what was done, and returns the sequences that ended."""
         self._leave(part)
         self._device.enter(plan.phase)
+        self.peers.enter(plan.phase)
         self.activity.phase = plan.phase
         if plan.phase is Phase.PREFILL:
             return self._prefill(part, report)
@@ -64,11 +94,11 @@ class Executor:
         """YIELD and discard."""
         for key in part.discard:
             sequence = self.sequences[key]
-            self._active.pop(key, None)
+            self.active.pop(key, None)
             self._device.kv.drop(sequence)
             self.lifecycle.move(sequence, Status.WAITING)
         for key in part.suspend:
-            sequence = self._active.pop(key)
+            sequence = self.active.pop(key)
             self._device.kv.suspend(sequence)
             self.lifecycle.move(sequence, Status.SUSPENDED)
         self.activity.discarded += len(part.discard)
@@ -87,9 +117,11 @@ class Executor:
         ended = [span.sequence for span, token in sampled if self._stopping.append(span.sequence, token)]
         self._end(ended, report)
         for span in spans:
-            if span.sequence.status is Status.PREFILLING and span.stop == span.sequence.prefill_target:
+            if span.sequence.status is Status.PREFILLING:
+                # Another rank may go on with a prompt that is done in part: its KV, too, must be in the host store.
                 kv.suspend(span.sequence)
-                self.lifecycle.move(span.sequence, Status.SUSPENDED)
+                if span.stop == span.sequence.prefill_target:
+                    self.lifecycle.move(span.sequence, Status.SUSPENDED)
         self.activity.waves += 1
         self.activity.prefill_tokens += sum(chunk.tokens for chunk in part.chunks)
         self.activity.decode_tokens += len(sampled)
@@ -99,27 +131,30 @@ class Executor:
     def _decode(self, plan: Plan, part: RankPlan, report: Report) -> list[Sequence]:
         kv = self._device.kv
         for key in part.resume:
-            sequence = self._active[key] = self.sequences[key]
+            sequence = self.active[key] = self.sequences[key]
             kv.resume(sequence)
             self.lifecycle.move(sequence, Status.ACTIVE)
-        for sequence in self._active.values():
+        for sequence in self.active.values():
             kv.extend(sequence, min(sequence.kv_length + plan.steps, sequence.max_length))
-        interval = DecodeInterval(self._forward, kv, list(self._active.values()), self._microbatch)
+        interval = DecodeInterval(self._forward, kv, list(self.active.values()), self._microbatch)
         ended: list[Sequence] = []
-        while report.steps < plan.steps and interval.active:
+        while report.steps < plan.steps and self.peers.any_active(interval.active):
+            report.steps += 1
+            if not interval.active:
+                self.peers.idle_step()
+                continue
             self.activity.active = interval.active
             self.activity.decode_tokens += interval.active
             now = interval.step(self._stopping.append)
             self._end(now, report)
             ended += now
-            report.steps += 1
             self.activity.steps += 1
             self._on_progress(self.activity)
         return ended
 
     def _end(self, sequences: list[Sequence], report: Report) -> None:
         for sequence in sequences:
-            self._active.pop(sequence.id, None)
+            self.active.pop(sequence.id, None)
             del self.sequences[sequence.id]
             self._device.kv.drop(sequence)
             self.lifecycle.move(sequence, Status.FINISHED)

@@ -1,6 +1,5 @@
-"""`hpcgen run`: one batch from its requests to ordered results, in this process."""
+"""`hpcgen run`: one batch from its requests to ordered results, alone or as one rank of several."""
 
-import os
 import resource
 import time
 from collections.abc import Callable
@@ -15,8 +14,13 @@ from hpcgen.batch.intake import Intake
 from hpcgen.batch.reader import BatchInput
 from hpcgen.batch.results import Results, check_output_path, error_path
 from hpcgen.batch.run_directory import RunDirectory
-from hpcgen.engine.build import Assembly, EngineOptions, build_engine
+from hpcgen.cluster.assemble import ClusterAssembly, build_cluster_rank, build_coordinator
+from hpcgen.cluster.coordinator import Coordinator, follow
+from hpcgen.cluster.world import World, device_of_rank, open_world, threads_per_rank
+from hpcgen.engine.build import EngineOptions, RankAssembly, build_engine
+from hpcgen.engine.engine import Engine
 from hpcgen.engine.executor import Activity
+from hpcgen.engine.stopping import StopMatcher
 from hpcgen.errors import HpcgenError
 from hpcgen.jobs.totals import JobTimes, token_totals
 from hpcgen.kernels.native.library import native_library
@@ -52,38 +56,101 @@ class RunOptions:
     threads: int | None = None
 
 
-def run(options: RunOptions, say: Callable[[str], None]) -> Summary:
+def run(options: RunOptions, say: Callable[[str], None]) -> Summary | None:
     """Runs the batch, or continues it where its run directory says. `say` shows a line to the user.
 
+    Started by mpirun or srun it is one rank of several; those other than rank 0 return None.
     Raises HpcgenError for what the user can mend, before any work where that can be known.
     """
+    with open_world() as world:
+        if world.leads:
+            return _lead(world, options, say)
+        _follow(world, options)
+        return None
+
+
+def _lead(world: World, options: RunOptions, say: Callable[[str], None]) -> Summary:
+    """Rank 0, or the only one."""
     check_output_path(options.output)
     batch_input = BatchInput(options.input)
-    device = _device(options.device)
-    if device.type == "cpu":
-        torch.set_num_threads(options.threads or len(os.sched_getaffinity(0)))
-    detokenizer = Detokenizer.load(options.model)
-    config = read_config(options.model)[1]
-    dtype = target_dtype(config, options.dtype)
-    engine_options = _engine_options(options, device, dtype, _longest(options, config))
-    model = CausalModel.build(options.model, dtype, device)
+    prepared = _prepare(world, options)
+    engine_options = prepared.options
     run_directory = RunDirectory(options.run_directory or default_run_directory(options.output))
     decisive = {
         "seed": options.seed,
         "max_model_len": engine_options.max_model_len,
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": str(engine_options.dtype).removeprefix("torch."),
         "sub_batch": options.sub_batch,
     }
     with run_directory.open(batch_input, options.model, decisive):
-        results = Results(run_directory, batch_input, detokenizer, options.sub_batch)
+        results = Results(run_directory, batch_input, prepared.detokenizer, options.sub_batch)
         if results.finished:
             say(f"continuing {run_directory.path}: {results.finished:,} of {len(batch_input):,} requests are finished")
-        batch = _Batch(options, engine_options, batch_input, results, say)
+        batch = _Batch(world, options, engine_options, batch_input, results, say)
         with EventLog(run_directory.events_path, requests=len(batch_input)) as events:
+            world.wait_for_all()
+            world.broadcast(not results.complete)
             if not results.complete:
-                batch.run(model, detokenizer, events)
+                batch.run(prepared, events)
             events.write("finished", requests=results.finished, failed=results.failed)
         return _summarise(options, run_directory, results, batch.activity)
+
+
+def _follow(world: World, options: RunOptions) -> None:
+    """Every other rank."""
+    problem = None
+    try:
+        prepared = _prepare(world, options)
+    except HpcgenError as error:
+        problem = error  # rank 0 has the same one, and says it
+    world.wait_for_all()
+    work_left = world.broadcast()
+    if problem is not None:
+        raise problem
+    if not work_left:
+        return
+    assembly = prepared.build_rank(world, open_weights(world, options.model, prepared.options, lambda line: None))
+    try:
+        follow(world, assembly.worker)
+    finally:
+        assembly.device.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What every rank makes of the options, before weights are read."""
+
+    model: CausalModel
+    detokenizer: Detokenizer
+    options: EngineOptions
+
+    def stop_matcher(self, sequence: Sequence) -> StopMatcher:
+        return self.detokenizer.stop_matcher(sequence.sampling.stop, sequence.sampling.min_tokens)
+
+    def build_rank(self, world: World, weights: WeightFile) -> ClusterAssembly:
+        return build_cluster_rank(world, self.model, weights, self.options, self.stop_matcher)
+
+
+def _prepare(world: World, options: RunOptions) -> _Prepared:
+    device = _device(device_of_rank(world, options.device, torch.cuda.device_count()))
+    if device.type == "cpu":
+        torch.set_num_threads(threads_per_rank(world, options.threads))
+    detokenizer = Detokenizer.load(options.model)
+    config = read_config(options.model)[1]
+    dtype = target_dtype(config, options.dtype)
+    engine_options = _engine_options(options, device, dtype, _longest(options, config))
+    return _Prepared(CausalModel.build(options.model, dtype, device), detokenizer, engine_options)
+
+
+def open_weights(world: World, model: Path, options: EngineOptions, say: Callable[[str], None]) -> WeightFile:
+    """The weight file, made at first use: by rank 0, and then on each node whose cache is its own. Collective."""
+    layout, progress = weight_layout(options), ConversionProgress(say)
+    path = None
+    for turn in (world.leads, world.is_leader and not world.leads):
+        if turn:
+            path = cached_weight_file(model, options.dtype, layout, progress=progress, waiting=say)
+        world.wait_for_all()
+    return WeightFile(world.node_broadcast(path))
 
 
 def weight_layout(options: EngineOptions) -> str:
@@ -102,12 +169,14 @@ class _Batch:
 
     def __init__(
         self,
+        world: World,
         options: RunOptions,
         engine_options: EngineOptions,
         batch_input: BatchInput,
         results: Results,
         say: Callable[[str], None],
     ):
+        self._world = world
         self._options, self._engine_options, self._input = options, engine_options, batch_input
         self._results, self._say = results, say
         self._counts = Counts(requests=len(batch_input), done=results.finished, failed=results.failed)
@@ -115,7 +184,7 @@ class _Batch:
         self._seen = (0, 0.0)
         self.activity = Activity()
 
-    def run(self, model: CausalModel, detokenizer: Detokenizer, events: EventLog) -> None:
+    def run(self, prepared: _Prepared, events: EventLog) -> None:
         """Until every request has a result or an error; the journal is synced whatever happens."""
         self._events = events
         intake = Intake(
@@ -124,39 +193,41 @@ class _Batch:
             self._options.seed,
             self._engine_options.max_model_len,
             self._results.is_finished,
-            ahead=max(512, self._engine_options.expert_batch // 2),
+            ahead=max(512, self._wave // 2),
         )
         with intake, Progress(self._counts) as self._progress:
             intake.start()
-            assembly = build_engine(
-                model,
-                self._open_weights(),
-                self._engine_options,
-                lambda sequence: detokenizer.stop_matcher(sequence.sampling.stop, sequence.sampling.min_tokens),
-                on_progress=self._advanced,
-            )
-            self.activity = assembly.engine.activity
+            weights = open_weights(self._world, self._options.model, self._engine_options, self._say)
+            engine, assembly = self._build(prepared, weights)
+            self.activity = engine.activity
             self._describe(assembly)
             try:
-                self._loop(intake, assembly)
+                self._loop(intake, engine)
+                engine.stop()
             finally:
                 assembly.device.close()
                 self._results.sync(now=True)
                 self._update("finished" if self._results.complete else "stopped")
 
-    def _open_weights(self) -> WeightFile:
-        options = self._engine_options
-        progress = ConversionProgress(self._say)
-        layout = weight_layout(options)
-        path = cached_weight_file(self._options.model, options.dtype, layout, progress=progress, waiting=self._say)
-        return WeightFile(path)
+    def _build(self, prepared: _Prepared, weights: WeightFile) -> tuple[Engine | Coordinator, RankAssembly]:
+        if self._world.size > 1:
+            rank = prepared.build_rank(self._world, weights)
+            return build_coordinator(self._world, rank, self._advanced), rank
+        alone = build_engine(
+            prepared.model, weights, self._engine_options, prepared.stop_matcher, on_progress=self._advanced
+        )
+        return alone.engine, alone
 
-    def _loop(self, intake: Intake, assembly: Assembly) -> None:
-        engine, wave = assembly.engine, self._engine_options.expert_batch
+    @property
+    def _wave(self) -> int:
+        """Tokens of a wave of all ranks."""
+        return self._engine_options.expert_batch * self._world.size
+
+    def _loop(self, intake: Intake, engine: Engine | Coordinator) -> None:
         while True:
-            while engine.backlog < wave:
+            while engine.backlog < self._wave:
                 # With few sequences in hand, a full wave is worth a wait for the tokenizer.
-                item = intake.take(block=engine.pending < wave // 2)
+                item = intake.take(block=engine.pending < self._wave // 2)
                 if item is None:
                     break
                 if item.error is not None:
@@ -194,7 +265,7 @@ class _Batch:
             )
         )
 
-    def _describe(self, assembly: Assembly) -> None:
+    def _describe(self, assembly: RankAssembly) -> None:
         store, layout = assembly.store, assembly.model.kv_layout
         self._events.write(
             "memory",

@@ -1,0 +1,77 @@
+"""Puts one rank of an instance together: the pool of its node, its executor, its peers; on rank 0 the coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+
+from hpcgen.cluster.coordinator import Coordinator
+from hpcgen.cluster.dispatch import AlltoallvDispatcher
+from hpcgen.cluster.expert_parallel import ExpertParallelPeers, experts_of
+from hpcgen.cluster.node_pool import NodePool, open_node_pool, room_for_pool
+from hpcgen.cluster.worker import Worker
+from hpcgen.cluster.world import World
+from hpcgen.coroutine.lifecycle import Lifecycle
+from hpcgen.engine.build import EngineOptions, RankAssembly, build_rank, host_pages
+from hpcgen.engine.executor import Activity
+from hpcgen.engine.stopping import StopMatcherFactory
+from hpcgen.memory.host_store import HostStore
+from hpcgen.model.causal import CausalModel
+from hpcgen.model.weight_file import WeightFile
+from hpcgen.scheduler.plan import Limits, Topology
+from hpcgen.scheduler.scheduler import Scheduler
+
+
+@dataclass(slots=True)
+class ClusterAssembly(RankAssembly):
+    """One rank of an instance, and what it was put together from."""
+
+    worker: Worker
+    pool: NodePool
+
+
+def build_cluster_rank(
+    world: World,
+    model: CausalModel,
+    weights: WeightFile,
+    options: EngineOptions,
+    stop_matcher: StopMatcherFactory,
+    lifecycle: Lifecycle | None = None,
+) -> ClusterAssembly:
+    """Collective. Raises HpcgenError where the memory does not suffice."""
+    assert world.comm is not None
+    layout = model.kv_layout
+    pool = open_node_pool(world, _common_pages(world, options, layout.page_bytes), layout.page_bytes)
+    store = HostStore(layout, len(pool.buffer) // layout.page_bytes, pool.buffer, pool.free)
+    rank = build_rank(model, weights, options, stop_matcher, store, lifecycle)
+    experts = experts_of(model)
+    if experts is not None:
+        comm = world.comm.Dup()
+        dispatcher = AlltoallvDispatcher(comm, experts)
+        rank.executor.peers = ExpertParallelPeers(comm, model, rank.device, dispatcher)
+    parts = {part.name: getattr(rank, part.name) for part in fields(rank)}
+    parts["limits"] = _common_limits(world, rank.limits)
+    return ClusterAssembly(**parts, worker=Worker(world.rank, rank.executor, store), pool=pool)
+
+
+def build_coordinator(
+    world: World, assembly: ClusterAssembly, on_progress: Callable[[Activity], None] = lambda activity: None
+) -> Coordinator:
+    """The engine of the instance, on rank 0. `on_progress` is called after every decision."""
+    assert world.comm is not None
+    scheduler = Scheduler(Topology(world.node_of_rank), assembly.limits)
+    return Coordinator(world.comm, scheduler, assembly.worker, on_progress)
+
+
+def _common_pages(world: World, options: EngineOptions, page_bytes: int) -> int:
+    """Pages of the host store of every node: as many as the poorest one has room for."""
+    wanted = host_pages(options, page_bytes)
+    if options.host_memory is None:
+        wanted = min(wanted, room_for_pool() // page_bytes)
+    return min(world.gather_all(wanted))
+
+
+def _common_limits(world: World, own: Limits) -> Limits:
+    """The scheduler has one number for all ranks: what the poorest device has."""
+    devices = [pages for pages in world.gather_all(own.device_pages) if pages is not None]
+    return replace(own, device_pages=min(devices, default=None), migrate=False)

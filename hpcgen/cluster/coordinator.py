@@ -1,0 +1,154 @@
+"""Rank 0: asks the scheduler, sends every rank its orders, takes part itself, and brings its copies up to date."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from hpcgen.cluster.messages import Order, Outcome, SequenceState, apply_change
+from hpcgen.cluster.worker import Worker
+from hpcgen.cluster.world import World
+from hpcgen.coroutine.lifecycle import Lifecycle
+from hpcgen.engine.executor import Activity
+from hpcgen.scheduler.admission import NeverFits
+from hpcgen.scheduler.plan import Phase, Plan, RankPlan
+from hpcgen.scheduler.scheduler import Scheduler
+from hpcgen.sequence import Sequence, Status
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+class Coordinator:
+    """The engine of an instance, with the interface of `engine.Engine`: `add` sequences, then `step`."""
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        scheduler: Scheduler,
+        worker: Worker,
+        on_progress: Callable[[Activity], None] = lambda activity: None,
+    ) -> None:
+        """`on_progress` is called after every decision."""
+        self._comm, self._scheduler, self._worker, self._on_progress = comm, scheduler, worker, on_progress
+        self._sequences: dict[int, Sequence] = {}
+        self._holder: dict[int, int] = {}
+        """Rank that has the newest state of a sequence, beside rank 0."""
+        self._failed: list[Sequence] = []
+        self._lifecycle: Lifecycle = worker.executor.lifecycle
+        self.activity = Activity()
+        """Of all ranks together; seconds are those of whole decisions."""
+        self.backlog = 0
+        """Tokens that still have to be prefilled."""
+
+    @property
+    def pending(self) -> int:
+        """Sequences that were added and not handed out."""
+        return len(self._sequences) + len(self._failed)
+
+    def sequences(self) -> list[Sequence]:
+        """The unfinished sequences, oldest first, as of the last decision."""
+        return [sequence for _, sequence in sorted(self._sequences.items())]
+
+    def add(self, sequence: Sequence) -> None:
+        """Takes a sequence. One that can never fit fails alone, and comes out of the next `step` with its error."""
+        try:
+            self._scheduler.add(sequence.id, len(sequence.prompt), sequence.max_length, generated=len(sequence.output))
+        except NeverFits as error:
+            sequence.error = str(error)
+            self._lifecycle.move(sequence, Status.FAILED)
+            self._failed.append(sequence)
+        else:
+            self._sequences[sequence.id] = sequence
+            self.backlog += sequence.prefill_target
+
+    def step(self) -> list[Sequence]:
+        """Executes one decision on all ranks. Returns the sequences that ended: FINISHED, or FAILED with an `error`."""
+        failed, self._failed = self._failed, []
+        plan = self._scheduler.decide()
+        if plan.phase is Phase.DONE:
+            return failed
+        start = time.perf_counter()
+        for part in plan.ranks:
+            self.backlog += sum(self._sequences[key].kv_length for key in part.discard)
+            self.backlog -= sum(chunk.tokens for chunk in part.chunks)
+        orders = self._orders(plan)
+        self._comm.scatter(orders)
+        outcome, ended = self._worker.carry_out(orders[0])
+        for rank, theirs in enumerate(self._comm.gather(outcome) or []):
+            ended += self._take(rank, theirs)
+        self._note(plan, time.perf_counter() - start)
+        return failed + ended
+
+    def stop(self) -> None:
+        """Ends the loops of the other ranks."""
+        self._comm.scatter([None] * self._comm.size)
+
+    def _orders(self, plan: Plan) -> list[Order]:
+        orders = [Order(plan.phase, part, plan.steps, plan.partition) for part in plan.ranks]
+        for rank, order in enumerate(orders):
+            for key in _needed(order.part):
+                self._hand_over(key, rank, orders)
+        return orders
+
+    def _hand_over(self, key: int, rank: int, orders: list[Order]) -> None:
+        """Sees to it that `rank` has the newest state of a sequence."""
+        holder = self._holder.get(key)
+        if holder == rank:
+            return
+        if holder == 0:
+            self._worker.forget([key])
+        elif holder is not None:
+            orders[holder].forget.append(key)
+        self._holder[key] = rank
+        sequence = self._sequences[key]
+        if rank == 0:
+            self._worker.take_over([sequence])
+        else:
+            orders[rank].take_over.append(SequenceState.of(sequence))
+
+    def _take(self, rank: int, outcome: Outcome) -> list[Sequence]:
+        """Applies what a rank did; gives the sequences that ended on another rank."""
+        for change in outcome.changes:
+            apply_change(self._sequences[change.id], change)
+        ended = []
+        for ending in outcome.endings:
+            sequence = self._sequences[ending.id]
+            sequence.finish_reason, sequence.text, sequence.error = ending.finish_reason, ending.text, ending.error
+            ended.append(sequence)
+        for key in outcome.report.finished:
+            del self._sequences[key], self._holder[key]
+        self._scheduler.report(outcome.report)
+        self.activity.prefill_tokens += outcome.prefill_tokens
+        self.activity.decode_tokens += outcome.decode_tokens
+        return ended
+
+    def _note(self, plan: Plan, seconds: float) -> None:
+        activity = self.activity
+        activity.phase = plan.phase
+        activity.seconds[plan.phase] += seconds
+        activity.active = self._scheduler.active
+        activity.discarded += sum(len(part.discard) for part in plan.ranks)
+        activity.suspended += sum(len(part.suspend) for part in plan.ranks)
+        if plan.phase is Phase.PREFILL:
+            activity.waves += 1
+        else:
+            activity.steps += plan.steps
+        self._on_progress(activity)
+
+
+def _needed(part: RankPlan) -> list[int]:
+    """Sequences whose state a rank needs for its part of a plan."""
+    return [*part.discard, *part.suspend, *part.resume, *(chunk.sequence for chunk in part.chunks)]
+
+
+def follow(world: World, worker: Worker) -> None:
+    """The loop of every rank but 0: orders in, outcomes out, until rank 0 stops."""
+    comm = world.comm
+    assert comm is not None
+    while (order := comm.scatter(None)) is not None:
+        worker.forget(order.forget)
+        worker.take_over([state.sequence() for state in order.take_over])
+        outcome, _ = worker.carry_out(order)
+        comm.gather(outcome)

@@ -1,0 +1,126 @@
+"""What crosses between rank 0 and the others at a decision: orders out, outcomes back. Plain data.
+
+Rank 0 has the truth of every sequence: its tokens, and the pages of its node's host store that hold its KV. A rank
+keeps the sequences that it worked on, and returns what changed; another rank that takes one over gets the whole state.
+"""
+
+from array import array
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from hpcgen.scheduler.plan import Phase, RankPlan, Report
+from hpcgen.sequence import SamplingParams, Sequence, Status, TokenLogprob
+
+
+class SequenceState(NamedTuple):
+    """All of a sequence that a rank needs to go on with it."""
+
+    id: int
+    request: int
+    sample: int
+    prompt: bytes
+    """uint32 tokens."""
+    sampling: SamplingParams
+    output: bytes
+    """uint32 tokens."""
+    status: Status
+    kv_length: int
+    pages: list[int]
+    logprobs: list[TokenLogprob]
+
+    @classmethod
+    def of(cls, s: Sequence) -> "SequenceState":
+        return cls(
+            s.id, s.request, s.sample, s.prompt.tobytes(), s.sampling, s.output.tobytes(), s.status, s.kv_length,
+            s.pages, s.logprobs,
+        )  # fmt: skip
+
+    def sequence(self) -> Sequence:
+        return Sequence(
+            self.id, self.request, self.sample, array("I", self.prompt), self.sampling, array("I", self.output),
+            self.status, self.kv_length, list(self.pages), logprobs=list(self.logprobs),
+        )  # fmt: skip
+
+
+class Change(NamedTuple):
+    """What became of a sequence since it was last reported."""
+
+    id: int
+    status: Status
+    kv_length: int
+    tokens: bytes
+    """uint32, generated since."""
+    first_page: int
+    pages: list[int]
+    """Its pages from index `first_page` on."""
+    logprobs: list[TokenLogprob]
+    """Of `tokens`, where the request wants them."""
+
+
+class Ending(NamedTuple):
+    """How a sequence ended, beside its last Change."""
+
+    id: int
+    finish_reason: str | None
+    text: str | None
+    error: str | None
+
+
+class Departure(NamedTuple):
+    """MIGRATE, for the leader of the source node: these pages are about to be pulled."""
+
+    sequence: int
+    destination: int
+    """World rank that pulls."""
+    pages: list[int]
+
+
+class Arrival(NamedTuple):
+    """MIGRATE, for the leader of the destination node."""
+
+    state: SequenceState
+    """Its `pages` are those of the source node."""
+    source: int
+    """World rank that exposes them."""
+
+
+@dataclass(slots=True)
+class Order:
+    """What one rank is to do until the next decision."""
+
+    phase: Phase
+    part: RankPlan
+    steps: int = 0
+    partition: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    take_over: list[SequenceState] = field(default_factory=list)
+    """Sequences of `part` whose newest state this rank does not have."""
+    forget: list[int] = field(default_factory=list)
+    """Sequences that other ranks have taken over."""
+    release: list[int] = field(default_factory=list)
+    """Pages of this node that belong to nobody any more."""
+    departures: list[Departure] = field(default_factory=list)
+    arrivals: list[Arrival] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one rank did."""
+
+    report: Report
+    changes: list[Change] = field(default_factory=list)
+    endings: list[Ending] = field(default_factory=list)
+    moved: list[tuple[int, list[int]]] = field(default_factory=list)
+    """(sequence, its pages on this node) of the MIGRATEs in `report.migrated`."""
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    seconds: float = 0.0
+
+
+def apply_change(sequence: Sequence, change: Change) -> None:
+    """Brings rank 0's copy of a sequence up to date."""
+    sequence.status, sequence.kv_length = change.status, change.kv_length
+    if change.tokens:
+        sequence.output.frombytes(change.tokens)
+    sequence.pages[change.first_page :] = change.pages
+    if change.logprobs:
+        sequence.logprobs += change.logprobs

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(NamedTuple):
     """Work on one resource, which does one thing at a time and in the order of the graph."""
 
     name: str
@@ -39,14 +39,19 @@ class Graph:
 
     def add(self, name: str, resource: str, seconds: float, after: Iterable[int] = ()) -> int:
         """Index of the new node. It also waits for the node before it on its resource."""
-        needed = {index for index in after if index >= 0}
-        if resource in self._last:
-            needed.add(self._last[resource])
-        if any(index >= len(self.nodes) for index in needed):
-            raise ValueError(f"{name} depends on a node that does not exist yet")
-        self.nodes.append(Node(name, resource, seconds, tuple(sorted(needed))))
-        self._last[resource] = len(self.nodes) - 1
-        return len(self.nodes) - 1
+        number = len(self.nodes)
+        needed = []
+        for index in after:
+            if index >= number:
+                raise ValueError(f"{name} depends on a node that does not exist yet")
+            if index >= 0:
+                needed.append(index)
+        before = self._last.get(resource)
+        if before is not None:
+            needed.append(before)
+        self.nodes.append(Node(name, resource, seconds, tuple(needed)))
+        self._last[resource] = number
+        return number
 
     def schedule(self) -> Schedule:
         """Longest path to each node, in one pass; the critical path walks back from the end."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import platform
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -115,13 +116,14 @@ def _with_engine(
     assembly = build_engine(model, weights, options, lambda sequence: None)  # type: ignore[arg-type,return-value]
     costs = profile.costs(shape)
     watch = Stopwatch(device)
+    ids = itertools.count()
     rows: list[list[float]] = []
     residuals: list[float] = []
     measured: list[float] = []
-    _run(assembly, watch, shape, 2, 16)  # the first run finds cold caches
+    _run(assembly, watch, shape, ids, 2, 16)  # the first run finds cold caches
     for sequences, length in LOADS:
         tokens = sequences * length
-        prefill, step = _run(assembly, watch, shape, sequences, length)
+        prefill, step = _run(assembly, watch, shape, ids, sequences, length)
         predicted = _wave_seconds(costs, tokens, length, sequences)
         rows.append([shape.layers, shape.layers * tokens, sequences, 1.0])
         residuals.append(prefill - predicted)
@@ -135,16 +137,17 @@ def _with_engine(
     return replace(profile, layer_fixed=layer, token_fixed=token, row_fixed=row, step_fixed=each)
 
 
-def _run(assembly: Assembly, watch: Stopwatch, shape: ModelShape, count: int, length: int) -> tuple[float, float]:
+def _run(
+    assembly: Assembly, watch: Stopwatch, shape: ModelShape, ids: Iterator[int], count: int, length: int
+) -> tuple[float, float]:
     """Seconds of the prefill of `count` prompts of `length` tokens in one wave, and of a decode step after it."""
     engine = assembly.engine
     generator = np.random.default_rng(count * 1000 + length)
     sampling = SamplingParams(max_tokens=2 * DECODE_STEPS + 1, temperature=0.0)
-    first = getattr(_run, "next", 0)
-    for index in range(first, first + count):
+    for _ in range(count):
+        index = next(ids)
         prompt = array("I", generator.integers(0, shape.vocabulary, length).tolist())
         engine.add(Sequence(index, index, 0, prompt, sampling))
-    _run.next = first + count  # type: ignore[attr-defined]
     begin = watch.now()
     engine.step()
     prefill = watch.now() - begin

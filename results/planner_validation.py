@@ -1,0 +1,124 @@
+"""Predicted against measured completion times of real batches on this machine: `python results/planner_validation.py`.
+
+Each model is profiled once; then batches that the profile did not see are run by the engine, and simulated with the
+same limits. With one thread, times are processor time of the process: other processes disturb them least. Models
+are those of --model (a directory with weights) and a small random mixture of experts that the script makes.
+"""
+
+import argparse
+import tempfile
+import time
+from array import array
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+from hpcgen.engine.build import EngineOptions, build_engine
+from hpcgen.memory.host_capacity import available_bytes
+from hpcgen.model.causal import CausalModel
+from hpcgen.model.weight_cache import cached_weight_file
+from hpcgen.model.weight_file import WeightFile
+from hpcgen.planner.configuration import Configuration, PhaseConfiguration
+from hpcgen.planner.model_shape import ModelShape
+from hpcgen.planner.profile import measure, sized_as
+from hpcgen.planner.profile_file import Profile
+from hpcgen.planner.simulator import Simulation
+from hpcgen.planner.workload import Workload, draw
+from hpcgen.sequence import SamplingParams, Sequence
+
+DECISION_STEPS = 16
+BATCHES = [  # sequences, prompts, outputs, B_attn, B_moe
+    (64, "fixed:128", "fixed:64", 1024, 4096),
+    (128, "uniform:16:256", "lognormal:40:0.8:200", 1024, 4096),
+    (32, "fixed:512", "fixed:16", 1024, 4096),
+    (200, "fixed:32", "lognormal:30:1.0:256", 256, 1024),
+    (96, "lognormal:100:0.5:400", "uniform:8:96", 512, 2048),
+    (16, "fixed:64", "fixed:128", 1024, 4096),
+    (256, "fixed:48", "fixed:24", 128, 128),
+]
+
+
+def mixture_of_experts(directory: Path) -> Path:
+    """A random Qwen3-MoE of 0.2 G parameters."""
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=8192, hidden_size=512, intermediate_size=1024, moe_intermediate_size=256, num_hidden_layers=12,
+        num_attention_heads=8, num_key_value_heads=2, head_dim=64, num_experts=32, num_experts_per_tok=4,
+        max_position_embeddings=4096, torch_dtype=torch.bfloat16,
+    )  # fmt: skip
+    transformers.Qwen3MoeForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
+    return directory
+
+
+def workload(count: int, prompts: str, outputs: str) -> Workload:
+    return Workload.of(draw(prompts, count, 1), draw(outputs, count, 2))
+
+
+def run(model: Path, load: Workload, microbatch: int, batch: int, host: int, threads: int) -> float:
+    """Seconds of a real batch, loading excluded."""
+    clock = time.process_time if threads == 1 else time.perf_counter
+    built = CausalModel.build(model, torch.bfloat16, torch.device("cpu"))
+    weights = WeightFile(cached_weight_file(model, torch.bfloat16, "packed"))
+    options = EngineOptions(
+        max_model_len=int((load.prompts + load.most).max()), host_memory=host, attention_microbatch=microbatch,
+        expert_batch=batch, decision_steps=DECISION_STEPS,
+    )  # fmt: skip
+    assembly = build_engine(built, weights, options, lambda sequence: None)
+    draw_tokens = np.random.default_rng(0)
+    for index, (length, output) in enumerate(zip(load.prompts.tolist(), load.outputs.tolist(), strict=True)):
+        prompt = array("I", draw_tokens.integers(0, built.vocabulary, length).tolist())
+        sampling = SamplingParams(max_tokens=output, temperature=0.0)
+        assembly.engine.add(Sequence(index, index, 0, prompt, sampling))
+    begin = clock()
+    while assembly.engine.pending:
+        assembly.engine.step()
+    seconds = clock() - begin
+    assembly.device.close()
+    return seconds
+
+
+def predict(profile: Profile, shape: ModelShape, load: Workload, microbatch: int, batch: int, host: int) -> float:
+    layers = shape.layers
+    configuration = Configuration(
+        ranks=1,
+        ranks_per_node=1,
+        prefill=PhaseConfiguration(min(microbatch, batch), batch, layers, 0),
+        decode=PhaseConfiguration(min(microbatch, batch), batch, layers, 0),
+        host_pages=int(host // (64 * shape.kv_token_bytes)),
+        in_place=True,
+    )
+    return Simulation(profile.costs(shape), configuration, load, decision_steps=DECISION_STEPS).run().seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    host = min(available_bytes() // 4, 2 << 30)
+    errors = []
+    print("| model | sequences | prompts | outputs | B_attn | B_moe | predicted, s | measured, s | error |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as temporary:
+        for model in (args.model, mixture_of_experts(Path(temporary))):
+            profile = measure(model, dtype="bfloat16")
+            shape = sized_as(ModelShape.read(model), torch.bfloat16)
+            name = model.name if model == args.model else "random Qwen3-MoE, 0.2 G"
+            for count, prompts, outputs, microbatch, batch in BATCHES:
+                load = workload(count, prompts, outputs)
+                predicted = predict(profile, shape, load, microbatch, batch, host)
+                measured = run(model, load, microbatch, batch, host, args.threads)
+                error = predicted / measured - 1
+                errors.append(abs(error))
+                print(
+                    f"| {name} | {count} | {prompts} | {outputs} | {microbatch} | {batch} | {predicted:.2f} "
+                    f"| {measured:.2f} | {error:+.1%} |",
+                    flush=True,
+                )
+    print(f"\n{len(errors)} runs: median error {np.median(errors):.1%}, worst {max(errors):.1%}")
+
+
+if __name__ == "__main__":
+    main()

@@ -96,6 +96,10 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     machine.add_argument(
         "--threads", type=positive, help="CPU threads to compute with (default: the cores of this process)"
     )
+    machine.add_argument(
+        "--stall-timeout", type=float, default=1800.0, metavar="SECONDS",
+        help="on many ranks: end the job, with the name and the stack of what is stuck, after so long without progress",
+    )  # fmt: skip
 
 
 def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -155,6 +159,7 @@ def _run(arguments: argparse.Namespace) -> int:
             expert_batch=arguments.expert_batch,
             sub_batch=arguments.sub_batch,
             threads=arguments.threads,
+            stall_timeout=arguments.stall_timeout,
         ),
         _say,
     )

@@ -8,7 +8,9 @@ from dataclasses import dataclass, fields, replace
 from hpcgen.cluster.coordinator import Coordinator
 from hpcgen.cluster.dispatch import AlltoallvDispatcher
 from hpcgen.cluster.expert_parallel import ExpertParallelPeers, experts_of
+from hpcgen.cluster.janitor import Janitor, mapped_shared_files
 from hpcgen.cluster.node_pool import NodePool, open_node_pool, room_for_pool
+from hpcgen.cluster.watchdog import Watchdog
 from hpcgen.cluster.worker import Worker
 from hpcgen.cluster.world import World
 from hpcgen.coroutine.lifecycle import Lifecycle
@@ -28,6 +30,8 @@ class ClusterAssembly(RankAssembly):
 
     worker: Worker
     pool: NodePool
+    janitor: Janitor | None
+    """On the leader of a node."""
 
 
 def build_cluster_rank(
@@ -36,6 +40,7 @@ def build_cluster_rank(
     weights: WeightFile,
     options: EngineOptions,
     stop_matcher: StopMatcherFactory,
+    watchdog: Watchdog,
     lifecycle: Lifecycle | None = None,
 ) -> ClusterAssembly:
     """Collective. Raises HpcgenError where the memory does not suffice."""
@@ -44,23 +49,30 @@ def build_cluster_rank(
     pool = open_node_pool(world, _common_pages(world, options, layout.page_bytes), layout.page_bytes)
     store = HostStore(layout, len(pool.buffer) // layout.page_bytes, pool.buffer, pool.free)
     rank = build_rank(model, weights, options, stop_matcher, store, lifecycle)
+    rank.executor.on_progress = lambda activity: watchdog.enter(activity.phase.value)
     experts = experts_of(model)
     if experts is not None:
         comm = world.comm.Dup()
         dispatcher = AlltoallvDispatcher(comm, experts)
-        rank.executor.peers = ExpertParallelPeers(comm, model, rank.device, dispatcher)
+        rank.executor.peers = ExpertParallelPeers(comm, model, rank.device, dispatcher, watchdog)
     parts = {part.name: getattr(rank, part.name) for part in fields(rank)}
     parts["limits"] = _common_limits(world, rank.limits)
-    return ClusterAssembly(**parts, worker=Worker(world.rank, rank.executor, store), pool=pool)
+    janitor = None
+    if world.is_leader:
+        janitor = Janitor()
+        janitor.remove_at_end(mapped_shared_files())
+    return ClusterAssembly(**parts, worker=Worker(world.rank, rank.executor, store), pool=pool, janitor=janitor)
 
 
 def build_coordinator(
-    world: World, assembly: ClusterAssembly, on_progress: Callable[[Activity], None] = lambda activity: None
+    world: World,
+    assembly: ClusterAssembly,
+    watchdog: Watchdog,
+    on_progress: Callable[[Activity], None] = lambda activity: None,
 ) -> Coordinator:
     """The engine of the instance, on rank 0. `on_progress` is called after every decision."""
-    assert world.comm is not None
     scheduler = Scheduler(Topology(world.node_of_rank), assembly.limits)
-    return Coordinator(world.comm, scheduler, assembly.worker, on_progress)
+    return Coordinator(world, scheduler, assembly.worker, watchdog, on_progress)
 
 
 def _common_pages(world: World, options: EngineOptions, page_bytes: int) -> int:

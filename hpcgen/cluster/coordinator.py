@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from hpcgen.cluster.messages import Order, Outcome, SequenceState, apply_change
+from hpcgen.cluster.watchdog import Watchdog
 from hpcgen.cluster.worker import Worker
 from hpcgen.cluster.world import World
 from hpcgen.coroutine.lifecycle import Lifecycle
@@ -16,22 +16,23 @@ from hpcgen.scheduler.plan import Phase, Plan, RankPlan
 from hpcgen.scheduler.scheduler import Scheduler
 from hpcgen.sequence import Sequence, Status
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
-
 
 class Coordinator:
     """The engine of an instance, with the interface of `engine.Engine`: `add` sequences, then `step`."""
 
     def __init__(
         self,
-        comm: MPI.Intracomm,
+        world: World,
         scheduler: Scheduler,
         worker: Worker,
+        watchdog: Watchdog,
         on_progress: Callable[[Activity], None] = lambda activity: None,
     ) -> None:
         """`on_progress` is called after every decision."""
-        self._comm, self._scheduler, self._worker, self._on_progress = comm, scheduler, worker, on_progress
+        assert world.comm is not None
+        self._world, self._comm = world, world.comm
+        self._scheduler, self._worker, self._on_progress = scheduler, worker, on_progress
+        self._watchdog = watchdog
         self._sequences: dict[int, Sequence] = {}
         self._holder: dict[int, int] = {}
         """Rank that has the newest state of a sequence, beside rank 0."""
@@ -74,16 +75,22 @@ class Coordinator:
             self.backlog += sum(self._sequences[key].kv_length for key in part.discard)
             self.backlog -= sum(chunk.tokens for chunk in part.chunks)
         orders = self._orders(plan)
+        self._watchdog.enter(plan.phase.value)
         self._comm.scatter(orders)
         outcome, ended = self._worker.carry_out(orders[0])
-        for rank, theirs in enumerate(self._comm.gather(outcome) or []):
+        with self._watchdog.waiting("the reports of other ranks"):
+            outcomes = self._comm.gather(outcome) or []
+        for rank, theirs in enumerate(outcomes):
             ended += self._take(rank, theirs)
+        self._watchdog.enter("scheduling")
         self._note(plan, time.perf_counter() - start)
         return failed + ended
 
     def stop(self) -> None:
         """Ends the loops of the other ranks."""
-        self._comm.scatter([None] * self._comm.size)
+        if not self._world.others_ended:
+            self._comm.scatter([None] * self._comm.size)
+            self._world.others_ended = True
 
     def _orders(self, plan: Plan) -> list[Order]:
         orders = [Order(plan.phase, part, plan.steps, plan.partition) for part in plan.ranks]
@@ -143,12 +150,18 @@ def _needed(part: RankPlan) -> list[int]:
     return [*part.discard, *part.suspend, *part.resume, *(chunk.sequence for chunk in part.chunks)]
 
 
-def follow(world: World, worker: Worker) -> None:
+def follow(world: World, worker: Worker, watchdog: Watchdog) -> None:
     """The loop of every rank but 0: orders in, outcomes out, until rank 0 stops."""
     comm = world.comm
     assert comm is not None
-    while (order := comm.scatter(None)) is not None:
+    while True:
+        with watchdog.waiting("orders of rank 0"):
+            order = comm.scatter(None)
+        if order is None:
+            return
+        watchdog.enter(order.phase.value)
         worker.forget(order.forget)
         worker.take_over([state.sequence() for state in order.take_over])
         outcome, _ = worker.carry_out(order)
-        comm.gather(outcome)
+        with watchdog.waiting("the reports of other ranks"):
+            comm.gather(outcome)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from hpcgen.cluster.watchdog import Watchdog
 from hpcgen.kernels.dispatch.interface import Dispatcher, expert_range
 from hpcgen.kernels.experts.interface import ExpertsBackend, ExpertWeights
 from hpcgen.kernels.layouts import StoredTensor
@@ -29,18 +30,23 @@ class SpreadExperts:
 
     name = "spread"
 
-    def __init__(self, dispatcher: Dispatcher, backend: ExpertsBackend, rank: int, ranks: int) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, backend: ExpertsBackend, rank: int, ranks: int, watchdog: Watchdog
+    ) -> None:
+        self._watchdog = watchdog
         self._dispatcher, self._backend, self._rank, self._ranks = dispatcher, backend, rank, ranks
         self._own: dict[int, tuple[ExpertWeights, ExpertWeights]] = {}
 
     def forward(
         self, weights: ExpertWeights, hidden: torch.Tensor, top_index: torch.Tensor, top_weight: torch.Tensor
     ) -> torch.Tensor:
-        came = self._dispatcher.dispatch(hidden, top_index, top_weight)
+        with self._watchdog.waiting("tokens for its experts"):
+            came = self._dispatcher.dispatch(hidden, top_index, top_weight)
         out = came.hidden
         if len(out):
             out = self._backend.forward(self._of_this_rank(weights), out, came.top_index, came.top_weight)
-        return self._dispatcher.combine(out, came.handle)
+        with self._watchdog.waiting("the experts of other ranks"):
+            return self._dispatcher.combine(out, came.handle)
 
     def _of_this_rank(self, weights: ExpertWeights) -> ExpertWeights:
         known = self._own.get(id(weights))
@@ -75,15 +81,17 @@ def _run_of(stored: StoredTensor, run: slice) -> StoredTensor:
 class ExpertParallelPeers:
     """The ranks that share the experts in decode; in prefill each computes all experts for its own tokens."""
 
-    def __init__(self, comm: MPI.Intracomm, model: CausalModel, device: Device, dispatcher: Dispatcher) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm, model: CausalModel, device: Device, dispatcher: Dispatcher, watchdog: Watchdog
+    ) -> None:
         """`model` has the experts backend that computes on this rank; `experts_of(model)` is not None."""
         from mpi4py import MPI
 
         self._comm, self._max = comm, MPI.MAX
-        self._model, self._device = model, device
+        self._model, self._device, self._watchdog = model, device, watchdog
         self._slots = model.config.get_text_config().num_experts_per_tok
         own = model.experts_backend
-        spread = SpreadExperts(dispatcher, own, comm.rank, comm.size)
+        spread = SpreadExperts(dispatcher, own, comm.rank, comm.size, watchdog)
         self._backends: dict[Phase, ExpertsBackend] = {Phase.PREFILL: own, Phase.DECODE: spread}
 
     def enter(self, phase: Phase) -> None:
@@ -91,7 +99,8 @@ class ExpertParallelPeers:
 
     def any_active(self, active: int) -> bool:
         most = np.zeros(1, dtype=np.int64)
-        self._comm.Allreduce(np.array([active], dtype=np.int64), most, self._max)
+        with self._watchdog.waiting("the other ranks to come to the next step"):
+            self._comm.Allreduce(np.array([active], dtype=np.int64), most, self._max)
         return bool(most[0])
 
     @torch.inference_mode()

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hpcgen.cluster.ending import end_all
 from hpcgen.cluster.errors import ClusterError
 from hpcgen.cluster.launcher import check_world_size, launch_of
-from hpcgen.errors import HpcgenError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -25,7 +24,7 @@ NODE_NAME = "HPCGEN_NODE"
 """Environment variable that puts ranks of one host on nodes of different names, to rehearse several nodes on one."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class World:
     """The place of this process among the ranks. `comm` and `node` are None in a world of one process."""
 
@@ -37,6 +36,8 @@ class World:
     """The ranks of this node, in the order of their world ranks."""
     hosts: tuple[str, ...] = field(default_factory=lambda: (socket.gethostname(),))
     """Name of each node."""
+    others_ended: bool = False
+    """Whether the other ranks have been told to end: then an exception is this rank's alone."""
 
     @property
     def size(self) -> int:
@@ -150,9 +151,11 @@ def open_world(environment: Mapping[str, str] = os.environ) -> Iterator[World]:
     try:
         yield world
     except BaseException as error:
-        _end_all(world, error)
+        if not world.others_ended:
+            end_all(world, error)
+        world.wait_for_all()
         raise
-    MPI.COMM_WORLD.Barrier()
+    world.wait_for_all()
 
 
 def _world(mpi: Any, node_name: str | None) -> World:
@@ -164,24 +167,3 @@ def _world(mpi: Any, node_name: str | None) -> World:
     order = sorted({leader for leader, _ in leaders})
     hosts = tuple(leaders[leader][1] for leader in order)
     return World(comm.rank, tuple(order.index(leader) for leader, _ in leaders), comm, node, hosts)
-
-
-def _end_all(world: World, error: BaseException) -> None:
-    """The message of `error`, and then the end of every rank: the others wait for this one in MPI."""
-    import traceback
-
-    assert world.comm is not None
-    if isinstance(error, SystemExit):
-        code = error.code if isinstance(error.code, int) else 1
-    elif isinstance(error, HpcgenError):
-        code = error.exit_code
-        print(f"hpcgen: {error}", file=sys.stderr)
-    elif isinstance(error, KeyboardInterrupt):
-        code = 130
-        print("hpcgen: interrupted; what is finished is kept, and the same command continues", file=sys.stderr)
-    else:
-        code = 1
-        print(f"hpcgen: {world} failed:\n{''.join(traceback.format_exception(error))}", file=sys.stderr)
-    sys.stderr.flush()
-    sys.stdout.flush()
-    world.comm.Abort(code)

@@ -71,7 +71,7 @@ class Executor:
         """`microbatch`: most tokens (prefill) or sequences (decode) of one attention call (`B_attn`).
         `on_progress` is called after every wave and decode step."""
         self._device, self._forward = device, forward
-        self._stopping, self._microbatch, self._on_progress = stopping, microbatch, on_progress
+        self._stopping, self._microbatch, self.on_progress = stopping, microbatch, on_progress
         self.lifecycle = lifecycle or Lifecycle()
         self.activity = Activity()
         self.sequences: dict[int, Sequence] = {}
@@ -125,7 +125,7 @@ class Executor:
         self.activity.waves += 1
         self.activity.prefill_tokens += sum(chunk.tokens for chunk in part.chunks)
         self.activity.decode_tokens += len(sampled)
-        self._on_progress(self.activity)
+        self.on_progress(self.activity)
         return ended
 
     def _decode(self, plan: Plan, part: RankPlan, report: Report) -> list[Sequence]:
@@ -149,7 +149,7 @@ class Executor:
             self._end(now, report)
             ended += now
             self.activity.steps += 1
-            self._on_progress(self.activity)
+            self.on_progress(self.activity)
         return ended
 
     def _end(self, sequences: list[Sequence], report: Report) -> None:

@@ -16,12 +16,15 @@ from hpcgen.batch.results import Results, check_output_path, error_path
 from hpcgen.batch.run_directory import RunDirectory
 from hpcgen.cluster.assemble import ClusterAssembly, build_cluster_rank, build_coordinator
 from hpcgen.cluster.coordinator import Coordinator, follow
+from hpcgen.cluster.ending import InterruptFlag, leave_signals_to_rank_0
+from hpcgen.cluster.watchdog import Watchdog
 from hpcgen.cluster.world import World, device_of_rank, open_world, threads_per_rank
 from hpcgen.engine.build import EngineOptions, RankAssembly, build_engine
 from hpcgen.engine.engine import Engine
 from hpcgen.engine.executor import Activity
 from hpcgen.engine.stopping import StopMatcher
 from hpcgen.errors import HpcgenError
+from hpcgen.jobs import signals
 from hpcgen.jobs.totals import JobTimes, token_totals
 from hpcgen.kernels.native.library import native_library
 from hpcgen.model.architecture import context_length, read_config
@@ -54,6 +57,8 @@ class RunOptions:
     expert_batch: int | None = None
     sub_batch: int | None = None
     threads: int | None = None
+    stall_timeout: float | None = None
+    """Seconds without progress after which a job of many ranks is ended."""
 
 
 def run(options: RunOptions, say: Callable[[str], None]) -> Summary | None:
@@ -71,6 +76,7 @@ def run(options: RunOptions, say: Callable[[str], None]) -> Summary | None:
 
 def _lead(world: World, options: RunOptions, say: Callable[[str], None]) -> Summary:
     """Rank 0, or the only one."""
+    signals.current()
     check_output_path(options.output)
     batch_input = BatchInput(options.input)
     prepared = _prepare(world, options)
@@ -98,6 +104,7 @@ def _lead(world: World, options: RunOptions, say: Callable[[str], None]) -> Summ
 
 def _follow(world: World, options: RunOptions) -> None:
     """Every other rank."""
+    leave_signals_to_rank_0()
     problem = None
     try:
         prepared = _prepare(world, options)
@@ -109,9 +116,12 @@ def _follow(world: World, options: RunOptions) -> None:
         raise problem
     if not work_left:
         return
-    assembly = prepared.build_rank(world, open_weights(world, options.model, prepared.options, lambda line: None))
+    watchdog = Watchdog(world, options.stall_timeout)
+    weights = open_weights(world, options.model, prepared.options, lambda line: None)
+    assembly = prepared.build_rank(world, weights, watchdog)
     try:
-        follow(world, assembly.worker)
+        with watchdog.watch():
+            follow(world, assembly.worker, watchdog)
     finally:
         assembly.device.close()
 
@@ -127,8 +137,8 @@ class _Prepared:
     def stop_matcher(self, sequence: Sequence) -> StopMatcher:
         return self.detokenizer.stop_matcher(sequence.sampling.stop, sequence.sampling.min_tokens)
 
-    def build_rank(self, world: World, weights: WeightFile) -> ClusterAssembly:
-        return build_cluster_rank(world, self.model, weights, self.options, self.stop_matcher)
+    def build_rank(self, world: World, weights: WeightFile, watchdog: Watchdog) -> ClusterAssembly:
+        return build_cluster_rank(world, self.model, weights, self.options, self.stop_matcher, watchdog)
 
 
 def _prepare(world: World, options: RunOptions) -> _Prepared:
@@ -176,7 +186,8 @@ class _Batch:
         results: Results,
         say: Callable[[str], None],
     ):
-        self._world = world
+        self._world, self._watchdog = world, Watchdog(world, options.stall_timeout if world.size > 1 else None)
+        self._interrupt = InterruptFlag().install() if world.size > 1 else InterruptFlag()
         self._options, self._engine_options, self._input = options, engine_options, batch_input
         self._results, self._say = results, say
         self._counts = Counts(requests=len(batch_input), done=results.finished, failed=results.failed)
@@ -202,7 +213,8 @@ class _Batch:
             self.activity = engine.activity
             self._describe(assembly)
             try:
-                self._loop(intake, engine)
+                with self._watchdog.watch():
+                    self._loop(intake, engine)
                 engine.stop()
             finally:
                 assembly.device.close()
@@ -211,8 +223,8 @@ class _Batch:
 
     def _build(self, prepared: _Prepared, weights: WeightFile) -> tuple[Engine | Coordinator, RankAssembly]:
         if self._world.size > 1:
-            rank = prepared.build_rank(self._world, weights)
-            return build_coordinator(self._world, rank, self._advanced), rank
+            rank = prepared.build_rank(self._world, weights, self._watchdog)
+            return build_coordinator(self._world, rank, self._watchdog, self._advanced), rank
         alone = build_engine(
             prepared.model, weights, self._engine_options, prepared.stop_matcher, on_progress=self._advanced
         )
@@ -227,7 +239,8 @@ class _Batch:
         while True:
             while engine.backlog < self._wave:
                 # With few sequences in hand, a full wave is worth a wait for the tokenizer.
-                item = intake.take(block=engine.pending < self._wave // 2)
+                with self._watchdog.waiting("requests that the tokenizer works on"):
+                    item = intake.take(block=engine.pending < self._wave // 2)
                 if item is None:
                     break
                 if item.error is not None:
@@ -236,8 +249,17 @@ class _Batch:
                     engine.add(sequence)
             if not engine.pending and intake.exhausted:
                 return
+            self._stop_where_asked(engine)
             for sequence in engine.step():
                 self._finish(sequence)
+
+    def _stop_where_asked(self, engine: Engine | Coordinator) -> None:
+        """Between two decisions all ranks are at the same place and can end in good order."""
+        if self._interrupt.requested or signals.current().requested:
+            engine.stop()
+            if self._interrupt.requested:
+                raise KeyboardInterrupt
+            signals.current().check()
 
     def _finish(self, sequence: Sequence) -> None:
         self._done_tokens += len(sequence.output)

@@ -35,20 +35,27 @@ class Baseline:
 
 
 def continuous(
-    costs: Costs, memory: Memory, ranks: int, workload: Workload, most: int, chunk: int, tensor_parallel: bool
+    costs: Costs,
+    memory: Memory,
+    ranks: int,
+    workload: Workload,
+    most: int,
+    chunk: int,
+    tensor_parallel: bool,
+    exposed: float = 0.0,
 ) -> Baseline:
     """Continuous batching with everything resident and prefill mixed in by chunks (Orca, vLLM, SGLang).
 
-    The ranks are taken as perfectly balanced, exchanges as hidden behind computation, and a sequence that loses its
-    place for want of memory as recomputed: all in favour of the baseline. Raises PlanError where the model does not
-    fit the devices.
+    The ranks are taken as perfectly balanced, and all but the share `exposed` of the exchanges as hidden behind
+    computation: in favour of the baseline. A sequence that loses its place for want of memory is recomputed. Raises
+    PlanError where the model does not fit the devices.
     """
     capacity = _resident_kv_tokens(costs, memory, ranks, most, chunk, tensor_parallel)
     if capacity < int((workload.prompts + workload.outputs).max()):
         raise PlanError(f"{costs.shape.name} does not fit {ranks} devices with its longest sequence and all resident")
     step = _remembered(
         lambda batch, context, prefill, length: _mixed_step(
-            costs, ranks, batch, context, prefill, length, tensor_parallel
+            costs, ranks, batch, context, prefill, length, tensor_parallel, exposed
         )
     )
     clock, steps, context = 0.0, 0, 0
@@ -225,7 +232,14 @@ def _kv_shards(costs: Costs, ranks: int, tensor_parallel: bool) -> int:
 
 
 def _mixed_step(
-    costs: Costs, ranks: int, batch: float, context: float, prefill: float, length: float, tensor_parallel: bool
+    costs: Costs,
+    ranks: int,
+    batch: float,
+    context: float,
+    prefill: float,
+    length: float,
+    tensor_parallel: bool,
+    exposed: float,
 ) -> float:
     """One step of all ranks: `batch` sequences decode over `context` tokens, `prefill` prompt tokens are mixed in."""
     shape = costs.shape
@@ -249,8 +263,8 @@ def _mixed_step(
     experts = costs.experts_seconds(tokens / ranks, tokens, ranks)
     dense = costs.dense_seconds(tokens / ranks)
     compute = shape.layers * (attention + costs.layer_fixed) + shape.moe_layers * experts + shape.dense_layers * dense
-    hidden = max(compute, shape.layers * exchange)
-    return hidden + costs.head_seconds(batch / ranks) + costs.step_fixed
+    shown = max(compute, shape.layers * exchange * (1 - exposed)) + shape.layers * exchange * exposed
+    return shown + costs.head_seconds(batch / ranks) + costs.step_fixed
 
 
 def _remembered(step: Callable[..., float]) -> Callable[..., float]:

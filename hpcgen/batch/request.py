@@ -11,7 +11,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from hpcgen.batch.grammar import ResponseFormat, StructuredOutputs
 from hpcgen.batch.messages import AnyMessage
+from hpcgen.sequence import Grammar
 
 MAX_SAMPLES = 128
 """Most samples of one request (`n`), the limit of the OpenAI API."""
@@ -53,14 +55,6 @@ class RequestError(msgspec.Struct, frozen=True, kw_only=True):
         return cls(line=line, code=error.code, message=f"line {line}: {error}", custom_id=custom_id, param=error.param)
 
 
-class ResponseFormat(msgspec.Struct):
-    type: str
-
-    def __post_init__(self) -> None:
-        if self.type != "text":
-            raise ValueError(f"response_format {self.type!r} is not supported: only 'text' is")
-
-
 class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What both endpoints have in common. None means that the field is absent or null."""
 
@@ -82,6 +76,12 @@ class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: Any = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
 
     # Without influence on the result: what OpenAI's service does with them concerns its storage, billing and routing.
     model: str | None = None
@@ -95,6 +95,23 @@ class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         limit = self.token_limit
         if limit is not None and self.min_tokens is not None and self.min_tokens > limit:
             raise ValueError(f"min_tokens {self.min_tokens} is more than the {limit} of max_tokens")
+        if self.grammar is not None:
+            for field in ("min_tokens", "stop_token_ids", "ignore_eos"):
+                if getattr(self, field):
+                    raise ValueError(f"{field} beside structured output is not supported: the grammar ends the text")
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the text must conform to, as it was given."""
+        guided = {name: getattr(self, f"guided_{name}") for name in ("json", "regex", "choice", "grammar")}
+        found = [StructuredOutputs(**{name: value}).meaning for name, value in guided.items() if value is not None]
+        if self.structured_outputs is not None:
+            found.append(self.structured_outputs.meaning)
+        if self.response_format is not None and self.response_format.grammar is not None:
+            found.append(self.response_format.grammar)
+        if len(found) > 1:
+            raise ValueError("response_format, structured_outputs and guided_*: only one of them may be given")
+        return found[0] if found else None
 
     @property
     def token_limit(self) -> int | None:
@@ -126,7 +143,6 @@ class ChatBody(Body, kw_only=True):
     """Shown to the model, unless `tool_choice` is "none"; a call is returned as the text that the model wrote."""
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    response_format: ResponseFormat | None = None
 
     modalities: list[str] | None = None
     audio: Any = None

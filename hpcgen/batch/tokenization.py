@@ -6,9 +6,10 @@ from array import array
 from pathlib import Path
 from typing import Any
 
+from hpcgen.batch.grammar import InvalidGrammar, check
 from hpcgen.batch.request import MAX_SAMPLES, ChatBody, CompletionBody, InvalidRequest, Request
 from hpcgen.errors import HpcgenError
-from hpcgen.sequence import SamplingParams, Sequence
+from hpcgen.sequence import Grammar, SamplingParams, Sequence
 
 _RESERVED_TEMPLATE_KWARGS = {
     "chat_template",
@@ -169,8 +170,19 @@ class RequestTokenizer:
             stop_token_ids=tuple(sorted(stop_ids)),
             logprobs=body.logprob_count,
             logit_bias=tuple(sorted(bias.items())),
+            grammar=self._grammar(body),
             **given,
         )
+
+    def _grammar(self, body: ChatBody | CompletionBody) -> Grammar | None:
+        if body.grammar is None:
+            return None
+        if not self._eos:
+            raise InvalidRequest("invalid_grammar", "structured output needs a model with an end-of-sequence token")
+        try:
+            return check(body.grammar)
+        except InvalidGrammar as error:
+            raise InvalidRequest("invalid_grammar", f"structured output: {error}", "body.response_format") from None
 
     def _known(self, tokens: Any, field: str) -> Any:
         for token in tokens:

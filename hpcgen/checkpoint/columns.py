@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcgen.sequence import SamplingParams, Sequence, Status, TokenLogprob
+from hpcgen.sequence import Grammar, SamplingParams, Sequence, Status, TokenLogprob
 
 Columns = dict[str, np.ndarray]
 
@@ -36,7 +36,7 @@ _SAMPLING_SCALARS: dict[str, type] = {
 _TEXTS = ("finish_reason", "text", "error")
 
 STORED_FIELDS = {*_SEQUENCE_SCALARS, *_TEXTS, "status", "prompt", "output", "sampling", "logprobs"}
-STORED_SAMPLING_FIELDS = {*_SAMPLING_SCALARS, "logprobs", "stop", "stop_token_ids", "logit_bias"}
+STORED_SAMPLING_FIELDS = {*_SAMPLING_SCALARS, "logprobs", "stop", "stop_token_ids", "logit_bias", "grammar"}
 
 
 def encode(sequences: list[Sequence]) -> Columns:
@@ -64,6 +64,9 @@ def encode(sequences: list[Sequence]) -> Columns:
     bias = [s.sampling.logit_bias for s in sequences]
     _put_ragged(columns, "sampling/logit_bias/tokens", ([t for t, _ in b] for b in bias), np.uint32)
     _put_ragged(columns, "sampling/logit_bias/biases", ([v for _, v in b] for b in bias), np.float64)
+    for name in Grammar._fields:
+        texts = [getattr(s.sampling.grammar, name, None) for s in sequences]
+        _put_texts(columns, f"sampling/grammar/{name}", texts)
     _put_logprobs(columns, [s.logprobs for s in sequences])
     return columns
 
@@ -125,6 +128,7 @@ def _get_sampling(columns: Mapping[str, np.ndarray]) -> list[SamplingParams]:
     stop_tokens = _get_ragged(columns, "sampling/stop_token_ids")
     bias_tokens = _get_ragged(columns, "sampling/logit_bias/tokens")
     biases = _get_ragged(columns, "sampling/logit_bias/biases")
+    kinds, texts = (_get_texts(columns, f"sampling/grammar/{name}") for name in Grammar._fields)
     return [
         SamplingParams(
             **{name: values[i] for name, values in scalars.items()},
@@ -132,6 +136,7 @@ def _get_sampling(columns: Mapping[str, np.ndarray]) -> list[SamplingParams]:
             stop=stops[i],
             stop_token_ids=tuple(stop_tokens[i].tolist()),
             logit_bias=tuple(zip(bias_tokens[i].tolist(), biases[i].tolist(), strict=True)),
+            grammar=None if kinds[i] is None else Grammar(kinds[i], texts[i]),  # type: ignore[arg-type]
         )
         for i in range(len(logprobs))
     ]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 
 import torch
 
@@ -12,6 +13,7 @@ from hpcgen.engine.engine import Engine
 from hpcgen.engine.executor import Activity, Executor
 from hpcgen.engine.forward import ForwardPass
 from hpcgen.engine.stopping import StopMatcherFactory, Stopping
+from hpcgen.engine.structured import StructuredOutput
 from hpcgen.errors import HpcgenError
 from hpcgen.kernels.select import select_attention, select_experts
 from hpcgen.memory.budget import DeviceBudget
@@ -50,6 +52,8 @@ class EngineOptions:
     decision_steps: int = 16
     attention_backend: str | None = None
     experts_backend: str | None = None
+    tokenizer_directory: Path | None = None
+    """The model directory; structured output needs the tokenizer in it."""
 
 
 @dataclass(slots=True)
@@ -134,7 +138,10 @@ def build_rank(
     )
     model.experts_backend = select_experts(options.device, options.dtype, options.experts_backend)
     attention = select_attention(options.device, options.dtype, options.attention_backend)
-    forward = ForwardPass(model, device, attention, options.expert_batch, policies)
+    lifecycle = lifecycle or Lifecycle()
+    structured = StructuredOutput(options.tokenizer_directory, model.vocabulary)
+    structured.follow(lifecycle)
+    forward = ForwardPass(model, device, attention, options.expert_batch, policies, structured)
     microbatch = min(options.attention_microbatch, options.expert_batch)
     executor = Executor(device, forward, Stopping(stop_matcher), microbatch, lifecycle, on_progress)
     return RankAssembly(executor, limits, model, store, device, budget, phases)

@@ -13,6 +13,7 @@ from hpcgen.coroutine.hub import Hub
 from hpcgen.coroutine.wrapper import DEFAULT_POLICIES, Policy, unwrap, wrap
 from hpcgen.engine.microbatch import attention_batch, page_table
 from hpcgen.engine.sampling import sample
+from hpcgen.engine.structured import StructuredOutput
 from hpcgen.kernels.attention.interface import AttentionBackend
 from hpcgen.memory.device import Device
 from hpcgen.memory.kv.interface import KVAccess, Span
@@ -48,8 +49,10 @@ class ForwardPass:
         attention: AttentionBackend,
         expert_batch: int,
         policies: dict[Stage, Policy] | None = None,
+        structured: StructuredOutput | None = None,
     ):
-        """`policies` replace the default ones at the stages they name."""
+        """`policies` replace the default ones at the stages they name; `structured`: see `sample`."""
+        self._structured = structured
         self._model, self._device, self._attention = model, device, attention
         self._head_unit = HEAD if HEAD in model.units else EMBEDDING
         self.hub = Hub(self._bind, expert_batch)
@@ -83,7 +86,8 @@ class ForwardPass:
             rows = batch.query_offsets[1:].long()[list(microbatch.sampled)] - 1
             context = ForwardContext(batch, self._attention, access.kv, access.layer_done)
             logits = model.forward(hidden, context, rows.to(model.device))
-            return sample(logits, [microbatch.spans[i].sequence for i in microbatch.sampled]) if len(rows) else []
+            sequences = [microbatch.spans[i].sequence for i in microbatch.sampled]
+            return sample(logits, sequences, self._structured) if sequences else []
 
         return forward
 

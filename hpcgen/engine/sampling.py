@@ -7,19 +7,22 @@ import torch
 
 from hpcgen.engine.penalties import adjust
 from hpcgen.engine.random import uniform
+from hpcgen.engine.structured import StructuredOutput
 from hpcgen.sequence import Sequence, TokenLogprob
 
 
-def sample(logits: torch.Tensor, sequences: Seq[Sequence]) -> list[int]:
+def sample(logits: torch.Tensor, sequences: Seq[Sequence], structured: StructuredOutput | None = None) -> list[int]:
     """The next token of each sequence. `logits` [R, V] are those after its last token.
 
-    Log-probabilities, where asked for, are of the model's own distribution, before penalties and temperature, and are
-    appended to `Sequence.logprobs`.
+    Log-probabilities, where asked for, are of the model's own distribution, before penalties, grammar and temperature,
+    and are appended to `Sequence.logprobs`. `structured` is needed where a sequence has a grammar.
     """
     if all(_plain(sequence) for sequence in sequences):
         return logits.argmax(dim=-1).tolist()
     logits = logits.float()
     adjusted = adjust(logits, sequences)
+    if structured is not None:
+        adjusted = structured.mask(adjusted, sequences)
     tokens = adjusted.argmax(dim=-1)
     drawn = [row for row, sequence in enumerate(sequences) if not sequence.sampling.greedy]
     if drawn:
@@ -38,6 +41,7 @@ def _plain(sequence: Sequence) -> bool:
     return (
         s.temperature == 0.0
         and s.logprobs is None
+        and s.grammar is None
         and s.presence_penalty == s.frequency_penalty == 0.0
         and s.repetition_penalty == 1.0
         and not s.logit_bias

@@ -28,7 +28,7 @@ class Stopping:
         self._matchers: dict[int, StopMatcher] = {}
 
     def append(self, sequence: Sequence, token: int) -> bool:
-        """Adds the token to the output. True if the sequence ends with it; its `finish_reason` is then set."""
+        """Adds the token to the output. True if the sequence ends with it; it has a `finish_reason` or `error` then."""
         sampling, output = sequence.sampling, sequence.output
         output.append(token)
         matched = bool(sampling.stop) and self._matches(sequence, token)
@@ -39,7 +39,7 @@ class Stopping:
             sequence.finish_reason = "stop"
         elif len(output) >= sampling.max_tokens:
             sequence.finish_reason = "length"
-        if sequence.finish_reason is None:
+        if sequence.finish_reason is None and sequence.error is None:
             return False
         self._matchers.pop(sequence.id, None)
         return True

@@ -331,7 +331,7 @@ def _engine_options(options: RunOptions, device: torch.device, dtype: torch.dtyp
         for name in ("device_memory", "host_memory", "attention_microbatch", "expert_batch")
         if getattr(options, name) is not None
     }
-    return EngineOptions(max_model_len=longest, dtype=dtype, device=device, **chosen)
+    return EngineOptions(max_model_len=longest, dtype=dtype, device=device, tokenizer_directory=options.model, **chosen)
 
 
 def _longest(options: RunOptions, config: PreTrainedConfig) -> int:

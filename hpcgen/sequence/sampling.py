@@ -1,6 +1,15 @@
 """How the tokens of one sequence are chosen. Plain data: the sampler is in `engine`."""
 
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+
+class Grammar(NamedTuple):
+    """What the text of a sequence must conform to; equal ones are compiled once."""
+
+    kind: Literal["json_schema", "regex", "ebnf"]
+    text: str
+    """The schema as JSON, the regular expression, or the rules, of which `root` is the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +39,8 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    grammar: Grammar | None = None
+    """Only tokens that can go on to a text of the grammar are drawn, and stop tokens only where one is complete."""
 
     @property
     def greedy(self) -> bool:

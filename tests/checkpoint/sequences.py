@@ -4,7 +4,7 @@ from array import array
 
 import numpy as np
 
-from hpcgen.sequence import PAGE_TOKENS, SamplingParams, Sequence, Status, TokenLogprob, pages_for
+from hpcgen.sequence import PAGE_TOKENS, Grammar, SamplingParams, Sequence, Status, TokenLogprob, pages_for
 
 PAGE_BYTES = 1024
 LAYOUT = {"layers": 2, "dtype": "float32"}
@@ -58,6 +58,7 @@ def rich_sequence(request=5):
         stop=("ende", "\n\n", "日本"),
         stop_token_ids=(2, 7),
         logprobs=3,
+        grammar=Grammar("regex", "[0-9]{1,3} Grüße"),
         presence_penalty=0.5,
         frequency_penalty=-0.5,
         repetition_penalty=1.1,

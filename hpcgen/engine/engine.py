@@ -1,6 +1,7 @@
 """The engine in one process: asks the scheduler, executes the plan, reports, and hands out what finished."""
 
 import time
+from collections.abc import Iterable
 
 from hpcgen.engine.executor import Activity, Executor
 from hpcgen.scheduler.admission import NeverFits
@@ -45,6 +46,17 @@ class Engine:
         else:
             self._executor.sequences[sequence.id] = sequence
             self.backlog += sequence.prefill_target
+
+    def cancel(self, keys: Iterable[int]) -> None:
+        """Drops unfinished sequences that nobody waits for any more: they come out of no step."""
+        wanted = set(keys)
+        self._failed = [sequence for sequence in self._failed if sequence.id not in wanted]
+        held = [key for key in wanted if key in self._executor.sequences]
+        for key in held:
+            sequence = self._executor.sequences[key]
+            self.backlog -= max(sequence.prefill_target - sequence.kv_length, 0)
+            self._executor.drop(sequence)
+        self._scheduler.report(Report(rank=0, finished=held))
 
     def step(self) -> list[Sequence]:
         """Executes one decision. Returns the sequences that ended: FINISHED, or FAILED with an `error`."""

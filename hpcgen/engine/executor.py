@@ -90,6 +90,15 @@ class Executor:
             return self._prefill(part, report)
         return self._decode(plan, part, report)
 
+    def drop(self, sequence: Sequence) -> None:
+        """Forgets an unfinished sequence, between two plans."""
+        del self.sequences[sequence.id]
+        self.active.pop(sequence.id, None)
+        self._device.kv.drop(sequence)
+        self._stopping.forget(sequence)
+        sequence.error = "cancelled"
+        self.lifecycle.move(sequence, Status.FAILED)
+
     def _leave(self, part: RankPlan) -> None:
         """YIELD and discard."""
         for key in part.discard:

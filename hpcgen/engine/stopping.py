@@ -44,6 +44,10 @@ class Stopping:
         self._matchers.pop(sequence.id, None)
         return True
 
+    def forget(self, sequence: Sequence) -> None:
+        """Nothing more will be appended to the sequence."""
+        self._matchers.pop(sequence.id, None)
+
     def _matches(self, sequence: Sequence, token: int) -> bool:
         matcher = self._matchers.get(sequence.id)
         if matcher is None:

@@ -9,6 +9,7 @@ from hpcgen.cluster.coordinator import Coordinator
 from hpcgen.cluster.dispatch import AlltoallvDispatcher
 from hpcgen.cluster.expert_parallel import ExpertParallelPeers, experts_of
 from hpcgen.cluster.janitor import Janitor, mapped_shared_files
+from hpcgen.cluster.migration import Migrations
 from hpcgen.cluster.node_pool import NodePool, open_node_pool, room_for_pool
 from hpcgen.cluster.watchdog import Watchdog
 from hpcgen.cluster.worker import Worker
@@ -42,8 +43,9 @@ def build_cluster_rank(
     stop_matcher: StopMatcherFactory,
     watchdog: Watchdog,
     lifecycle: Lifecycle | None = None,
+    migrate: bool = True,
 ) -> ClusterAssembly:
-    """Collective. Raises HpcgenError where the memory does not suffice."""
+    """Collective. `migrate`: whether sequences may move between nodes. Raises HpcgenError where memory is short."""
     assert world.comm is not None
     layout = model.kv_layout
     pool = open_node_pool(world, _common_pages(world, options, layout.page_bytes), layout.page_bytes)
@@ -55,13 +57,15 @@ def build_cluster_rank(
         comm = world.comm.Dup()
         dispatcher = AlltoallvDispatcher(comm, experts)
         rank.executor.peers = ExpertParallelPeers(comm, model, rank.device, dispatcher, watchdog)
+    migrations = Migrations(world, store) if migrate and world.nodes > 1 else None
     parts = {part.name: getattr(rank, part.name) for part in fields(rank)}
-    parts["limits"] = _common_limits(world, rank.limits)
+    parts["limits"] = _common_limits(world, rank.limits, migrations is not None)
+    worker = Worker(world.rank, rank.executor, store, migrations)
     janitor = None
     if world.is_leader:
         janitor = Janitor()
         janitor.remove_at_end(mapped_shared_files())
-    return ClusterAssembly(**parts, worker=Worker(world.rank, rank.executor, store), pool=pool, janitor=janitor)
+    return ClusterAssembly(**parts, worker=worker, pool=pool, janitor=janitor)
 
 
 def build_coordinator(
@@ -83,7 +87,7 @@ def _common_pages(world: World, options: EngineOptions, page_bytes: int) -> int:
     return min(world.gather_all(wanted))
 
 
-def _common_limits(world: World, own: Limits) -> Limits:
+def _common_limits(world: World, own: Limits, migrate: bool) -> Limits:
     """The scheduler has one number for all ranks: what the poorest device has."""
     devices = [pages for pages in world.gather_all(own.device_pages) if pages is not None]
-    return replace(own, device_pages=min(devices, default=None), migrate=False)
+    return replace(own, device_pages=min(devices, default=None), migrate=migrate)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from hpcgen.cluster.messages import Order, Outcome, SequenceState, apply_change
+from hpcgen.cluster.messages import Arrival, Departure, Order, Outcome, SequenceState, apply_change
 from hpcgen.cluster.watchdog import Watchdog
 from hpcgen.cluster.worker import Worker
 from hpcgen.cluster.world import World
 from hpcgen.coroutine.lifecycle import Lifecycle
 from hpcgen.engine.executor import Activity
 from hpcgen.scheduler.admission import NeverFits
-from hpcgen.scheduler.plan import Phase, Plan, RankPlan
+from hpcgen.scheduler.plan import Migration, Phase, Plan, RankPlan
 from hpcgen.scheduler.scheduler import Scheduler
 from hpcgen.sequence import Sequence, Status
 
@@ -36,6 +36,10 @@ class Coordinator:
         self._sequences: dict[int, Sequence] = {}
         self._holder: dict[int, int] = {}
         """Rank that has the newest state of a sequence, beside rank 0."""
+        self._source: dict[int, int] = {}
+        """Node that a sequence on its way by MIGRATE comes from."""
+        self._unowned: list[tuple[int, list[int]]] = []
+        """(node, pages) to be released with the next orders."""
         self._failed: list[Sequence] = []
         self._lifecycle: Lifecycle = worker.executor.lifecycle
         self.activity = Activity()
@@ -90,6 +94,7 @@ class Coordinator:
         """Ends the loops of the other ranks."""
         if not self._world.others_ended:
             self._comm.scatter([None] * self._comm.size)
+            self._worker.close()
             self._world.others_ended = True
 
     def _orders(self, plan: Plan) -> list[Order]:
@@ -97,17 +102,33 @@ class Coordinator:
         for rank, order in enumerate(orders):
             for key in _needed(order.part):
                 self._hand_over(key, rank, orders)
+        for migration in plan.migrations:
+            self._migrate(migration, orders)
+        for node, pages in self._unowned:
+            orders[self._world.leader_of(node)].release += pages
+        self._unowned.clear()
         return orders
 
-    def _hand_over(self, key: int, rank: int, orders: list[Order]) -> None:
-        """Sees to it that `rank` has the newest state of a sequence."""
-        holder = self._holder.get(key)
-        if holder == rank:
-            return
+    def _migrate(self, migration: Migration, orders: list[Order]) -> None:
+        source, destination = self._world.leader_of(migration.source), self._world.leader_of(migration.destination)
+        sequence = self._sequences[migration.sequence]
+        self._take_from_holder(sequence.id, orders)
+        self._source[sequence.id] = migration.source
+        orders[source].departures.append(Departure(sequence.id, destination, sequence.pages))
+        orders[destination].arrivals.append(Arrival(SequenceState.of(sequence), source))
+
+    def _take_from_holder(self, key: int, orders: list[Order]) -> None:
+        holder = self._holder.pop(key, None)
         if holder == 0:
             self._worker.forget([key])
         elif holder is not None:
             orders[holder].forget.append(key)
+
+    def _hand_over(self, key: int, rank: int, orders: list[Order]) -> None:
+        """Sees to it that `rank` has the newest state of a sequence."""
+        if self._holder.get(key) == rank:
+            return
+        self._take_from_holder(key, orders)
         self._holder[key] = rank
         sequence = self._sequences[key]
         if rank == 0:
@@ -124,12 +145,26 @@ class Coordinator:
             sequence = self._sequences[ending.id]
             sequence.finish_reason, sequence.text, sequence.error = ending.finish_reason, ending.text, ending.error
             ended.append(sequence)
+        self.activity.migrated += len(outcome.moved)
+        for key, pages in outcome.moved:
+            self._leave_source(key, pages)
+        for key in outcome.report.lost:
+            sequence = self._sequences[key]
+            self.backlog += sequence.kv_length
+            sequence.kv_length, sequence.status = 0, Status.WAITING
+            self._leave_source(key, [])
         for key in outcome.report.finished:
             del self._sequences[key], self._holder[key]
         self._scheduler.report(outcome.report)
         self.activity.prefill_tokens += outcome.prefill_tokens
         self.activity.decode_tokens += outcome.decode_tokens
         return ended
+
+    def _leave_source(self, key: int, pages: list[int]) -> None:
+        """A MIGRATE has ended: the pages at its source are nobody's, the sequence has others or none."""
+        sequence = self._sequences[key]
+        self._unowned.append((self._source.pop(key), sequence.pages))
+        sequence.pages = pages
 
     def _note(self, plan: Plan, seconds: float) -> None:
         activity = self.activity
@@ -158,6 +193,7 @@ def follow(world: World, worker: Worker, watchdog: Watchdog) -> None:
         with watchdog.waiting("orders of rank 0"):
             order = comm.scatter(None)
         if order is None:
+            worker.close()
             return
         watchdog.enter(order.phase.value)
         worker.forget(order.forget)

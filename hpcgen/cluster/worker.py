@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence as Seq
 
 from hpcgen.cluster.messages import Change, Ending, Order, Outcome
+from hpcgen.cluster.migration import Migrations
 from hpcgen.engine.executor import Executor
 from hpcgen.memory.host_store import HostStore
 from hpcgen.scheduler.plan import Phase, Plan, Report
@@ -22,8 +23,8 @@ class _Reported:
 class Worker:
     """Follows orders with an executor. Rank 0's own worker has rank 0's copies themselves: it returns no changes."""
 
-    def __init__(self, rank: int, executor: Executor, store: HostStore) -> None:
-        self.rank, self.executor, self._store = rank, executor, store
+    def __init__(self, rank: int, executor: Executor, store: HostStore, migrations: Migrations | None = None) -> None:
+        self.rank, self.executor, self._store, self._migrations = rank, executor, store, migrations
         self._reported: dict[int, _Reported] = {}
 
     def take_over(self, sequences: Seq[Sequence]) -> None:
@@ -44,6 +45,8 @@ class Worker:
         activity = self.executor.activity
         before = activity.prefill_tokens, activity.decode_tokens
         self._store.release(order.release)
+        if self._migrations is not None:
+            self._migrations.start(order.departures, order.arrivals)
         plan = Plan(order.phase, [], order.steps, partition=order.partition)
         report = Report(self.rank)
         touched = self._touched(order)
@@ -55,12 +58,22 @@ class Worker:
             alive = [held[key] for key in dict.fromkeys(touched) if key in held]
             outcome.changes = [self._change(sequence) for sequence in [*alive, *ended]]
             outcome.endings = [Ending(s.id, s.finish_reason, s.text, s.error) for s in ended]
+        if self._migrations is not None:
+            moved = self._migrations.collect()
+            report.lost = [sequence for sequence, pages in moved if pages is None]
+            outcome.moved = [(sequence, pages) for sequence, pages in moved if pages is not None]
+            report.migrated = [sequence for sequence, _ in outcome.moved]
         for sequence in ended:
             self._reported.pop(sequence.id, None)
         outcome.prefill_tokens = activity.prefill_tokens - before[0]
         outcome.decode_tokens = activity.decode_tokens - before[1]
         outcome.seconds = time.perf_counter() - start
         return outcome, ended
+
+    def close(self) -> None:
+        """All ranks end in good order."""
+        if self._migrations is not None:
+            self._migrations.close()
 
     def _touched(self, order: Order) -> list[int]:
         part = order.part

@@ -28,6 +28,7 @@ class Activity:
     active: int = 0
     discarded: int = 0
     suspended: int = 0
+    migrated: int = 0
 
 
 class Peers(Protocol):

@@ -98,7 +98,8 @@ def _lead(world: World, options: RunOptions, say: Callable[[str], None]) -> Summ
             world.broadcast(not results.complete)
             if not results.complete:
                 batch.run(prepared, events)
-            events.write("finished", requests=results.finished, failed=results.failed)
+            counts = {name: getattr(batch.activity, name) for name in ("suspended", "discarded", "migrated")}
+            events.write("finished", requests=results.finished, failed=results.failed, **counts)
         return _summarise(options, run_directory, results, batch.activity)
 
 

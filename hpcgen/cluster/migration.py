@@ -1,0 +1,155 @@
+"""MIGRATE between nodes: the leader of the destination pulls whole pages out of the source's pool by one-sided MPI.
+
+Both ends work in threads, beside the computation. MPI moves data only while someone is inside of it, so the source's
+leader waits, blocked, for the word that a sequence has arrived: while it waits the pull progresses, and between
+migrations no thread takes a core. The pages stay the source's until rank 0 has heard of the arrival.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from hpcgen.cluster.messages import Arrival, Departure
+from hpcgen.cluster.world import World
+from hpcgen.memory.host_store import HostStore
+from hpcgen.memory.migration import MigrationFailed, page_checksum
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+TIMEOUT = 60.0
+"""Seconds after which a sequence that does not arrive is computed anew."""
+_MOST_BYTES = 1 << 30
+"""Of one Rget: older MPIs count in 32 bits."""
+_POLL_SECONDS = 0.0005
+
+
+class Moved(NamedTuple):
+    """A MIGRATE that came to an end at its destination."""
+
+    sequence: int
+    pages: list[int] | None
+    """On this node; None where the sequence is lost."""
+
+
+class Migrations:
+    """The MIGRATEs from and to this node. Made and closed by all ranks together; the nodes' leaders do the work."""
+
+    def __init__(self, world: World, store: HostStore, timeout: float = TIMEOUT) -> None:
+        from mpi4py import MPI
+
+        assert world.comm is not None
+        self._mpi, self._store, self._timeout = MPI, store, timeout
+        self._comm: MPI.Intracomm = world.comm.Dup()
+        self._sequence_tags = int(self._comm.Get_attr(MPI.TAG_UB) or 32767) // 2
+        self._page_bytes = store.layout.page_bytes
+        self._memory = store.pages.view(-1).numpy()
+        # One pool a node: its leader exposes it, the other ranks nothing.
+        self._window: MPI.Win = MPI.Win.Create(self._memory if world.is_leader else None, 1, comm=self._comm)
+        self._window.Lock_all(MPI.MODE_NOCHECK)
+        self._threads: list[threading.Thread] = []
+        self._ended: list[Moved] = []
+        self._lock = threading.Lock()
+
+    def start(self, departures: Seq[Departure], arrivals: Seq[Arrival]) -> None:
+        """Begins what an order asks for; returns at once."""
+        if departures:
+            self._run(self._send_off, departures)
+        if arrivals:
+            self._run(self._fetch_all, arrivals)
+
+    def collect(self) -> list[Moved]:
+        """What has ended here since the last call."""
+        with self._lock:
+            ended, self._ended = self._ended, []
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        return ended
+
+    def close(self) -> None:
+        """Waits for what is under way, and gives the window back."""
+        for thread in self._threads:
+            thread.join()
+        self._window.Unlock_all()
+        self._window.Free()
+        self._comm.Free()
+
+    def _run(self, work, moves) -> None:  # type: ignore[no-untyped-def]
+        thread = threading.Thread(target=work, args=(moves,), name="migration", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _tag(self, sequence: int) -> int:
+        """Of the checksums; the next one is that of the answer."""
+        return 2 * (sequence % self._sequence_tags)
+
+    def _send_off(self, departures: Seq[Departure]) -> None:
+        requests = []
+        for departure in departures:
+            checksums = np.array([page_checksum(self._store, page) for page in departure.pages], dtype=np.uint32)
+            requests.append(self._comm.Isend(checksums, departure.destination, self._tag(departure.sequence)))
+        answer = np.empty(1, dtype=np.uint8)
+        for departure in departures:
+            # Blocked, not polling: that is what lets the destination's Rget through.
+            self._comm.Recv(answer, departure.destination, self._tag(departure.sequence) + 1)
+        self._mpi.Request.Waitall(requests)
+
+    def _fetch_all(self, arrivals: Seq[Arrival]) -> None:
+        for arrival in arrivals:
+            pages: list[int] | None
+            try:
+                pages = self._fetch(arrival)
+            except MigrationFailed:
+                pages = None
+            with self._lock:
+                self._ended.append(Moved(arrival.state.id, pages))
+            answer = np.array([pages is not None], dtype=np.uint8)
+            self._comm.Send(answer, arrival.source, self._tag(arrival.state.id) + 1)
+
+    def _fetch(self, arrival: Arrival) -> list[int]:
+        """Pulls and verifies a sequence's pages; gives those that hold them now. Raises MigrationFailed."""
+        sequence, theirs = arrival.state.id, arrival.state.pages
+        deadline = time.monotonic() + self._timeout
+        expected = np.empty(len(theirs), dtype=np.uint32)
+        self._wait([self._comm.Irecv(expected, arrival.source, self._tag(sequence))], deadline, sequence)
+        own = self._store.allocate(len(theirs))
+        requests = [
+            self._window.Rget(
+                [self._bytes_of(to, count), self._mpi.BYTE],
+                arrival.source,
+                (start * self._page_bytes, count * self._page_bytes, self._mpi.BYTE),
+            )
+            for start, to, count in runs(theirs, own, max(1, _MOST_BYTES // self._page_bytes))
+        ]
+        # A pull that comes too late still writes: the pages of one that was given up are never used again.
+        self._wait(requests, deadline, sequence)
+        if [page_checksum(self._store, page) for page in own] != expected.tolist():
+            self._store.release(own)
+            raise MigrationFailed(f"sequence {sequence} arrived with another checksum")
+        return own
+
+    def _bytes_of(self, page: int, count: int) -> np.ndarray:
+        return self._memory[page * self._page_bytes : (page + count) * self._page_bytes]
+
+    def _wait(self, requests: list[MPI.Request], deadline: float, sequence: int) -> None:
+        while not self._mpi.Request.Testall(requests):
+            if time.monotonic() > deadline:
+                raise MigrationFailed(f"sequence {sequence} did not arrive within {self._timeout:.0f} s")
+            time.sleep(_POLL_SECONDS)
+
+
+def runs(source: Seq[int], destination: Seq[int], longest: int) -> list[tuple[int, int, int]]:
+    """(first source page, first destination page, count) of each stretch that is contiguous at both ends."""
+    found: list[tuple[int, int, int]] = []
+    for theirs, own in zip(source, destination, strict=True):
+        if found:
+            start, to, count = found[-1]
+            if theirs == start + count and own == to + count and count < longest:
+                found[-1] = (start, to, count + 1)
+                continue
+        found.append((theirs, own, 1))
+    return found

@@ -136,7 +136,8 @@ def layerwise_offload(costs: Costs, memory: Memory, ranks: int, workload: Worklo
     """Layers streamed at every step, with one batch for the whole model that runs to its longest member's end.
 
     FlexGen (ICML'23) and MoE-Lightning (ASPLOS'25): attention and experts have the same batch, since it is the model
-    that is batched. KV lies in the host store; the device holds two layers of weights and of KV.
+    that is batched. KV lies in the host store, with room for the longest sequence in every place; the device holds
+    two layers of KV, and as many layers of weights as fit.
     """
     shape = costs.shape
     longest = int((workload.prompts + workload.outputs).max())
@@ -155,7 +156,9 @@ def layerwise_offload(costs: Costs, memory: Memory, ranks: int, workload: Worklo
         batch *= 2
     if left < 0:
         raise PlanError(f"two layers of {shape.name} do not fit a device")
-    fetch = costs.host.seconds(one)
+    used = 4 * batch * workload.mean_context * kv_layer + activation_bytes(shape, batch, batch)
+    resident = min(max(int((left - used) // one), 0), shape.layers)
+    fetch = costs.host.seconds(one) * (1 - resident / shape.layers)
     clock = 0.0
     finish = np.zeros(len(workload))
     for first in range(0, len(workload), batch * ranks):
@@ -175,7 +178,9 @@ def layerwise_offload(costs: Costs, memory: Memory, ranks: int, workload: Worklo
             moved = fetch + costs.host.seconds(context * kv_layer)
             clock += shape.layers * max(moved, layer) * ends[-1] / 15
         finish[part] = clock
-    return Baseline("layer-wise offloading", clock, batch * ranks, finish, f"batch {batch} a rank")
+    return Baseline(
+        "layer-wise offloading", clock, batch * ranks, finish, f"batch {batch} a rank, {resident} layers resident"
+    )
 
 
 def on_demand(costs: Costs, memory: Memory, ranks: int, workload: Workload) -> Baseline:

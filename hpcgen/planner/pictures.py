@@ -50,7 +50,8 @@ def draw_timeline(spans: Sequence[Span], file: Path) -> None:
         )
     axes.set(xlabel="time, s", ylabel="rank", yticks=list(row.values())[:: max(len(ranks) // 16, 1)])
     axes.set_yticklabels([str(rank) for rank in ranks][:: max(len(ranks) // 16, 1)])
-    axes.legend(loc="upper right", ncols=2, frameon=False)
+    axes.set_ylim(-0.5, len(ranks) - 0.5)
+    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False)
     _save(figure, file)
 
 

@@ -28,7 +28,7 @@ class Attention {
   using RowUnit = typename Kernel::RowUnit;
   static constexpr int64_t per_unit = Element<T>::per_unit;
   static constexpr int64_t page_units = kPageTokens / per_unit;  // units along the tokens of a page
-  static constexpr int64_t target_rows = Kernel::max_rows * 8 > 128 ? 128 : Kernel::max_rows * 8;
+  static constexpr int64_t target_rows = 128;
 
  public:
   explicit Attention(const AttentionCall& call) : call_(call), schedule_(schedule_attention(call, target_rows)) {
@@ -56,7 +56,7 @@ class Attention {
   // What an item works with; all of it stays in the L2 cache.
   struct Workspace {
     RowUnit *query, *weights;
-    uint32_t *rows, *keys, *values;
+    uint32_t *rows, *weight_rows, *keys, *values;
     float *scores, *sums, *highest, *total;
   };
 
@@ -73,7 +73,8 @@ class Attention {
     };
     const size_t query = reserve(groups * padded * key_units_ * sizeof(RowUnit));
     const size_t weights = reserve(Kernel::max_rows * page_units * sizeof(RowUnit));
-    const size_t row_units = reserve(rows * key_units_ * 4);
+    const size_t row_units = reserve(Kernel::max_rows * key_units_ * 4);
+    const size_t weight_rows = reserve(Kernel::max_rows * page_units * 4);
     const size_t keys = reserve(2 * key_units_ * kPanelColumns * 4);
     const size_t values = reserve(page_units * value_columns_ * 4);
     const size_t scores = reserve(Kernel::max_rows * kPageTokens * 4);
@@ -83,10 +84,10 @@ class Attention {
     // Prefetches of the kernels look a little further.
     char* base = scratch.get<char>(offset + 8192);
     return {reinterpret_cast<RowUnit*>(base + query), reinterpret_cast<RowUnit*>(base + weights),
-            reinterpret_cast<uint32_t*>(base + row_units), reinterpret_cast<uint32_t*>(base + keys),
-            reinterpret_cast<uint32_t*>(base + values), reinterpret_cast<float*>(base + scores),
-            reinterpret_cast<float*>(base + sums), reinterpret_cast<float*>(base + highest),
-            reinterpret_cast<float*>(base + total)};
+            reinterpret_cast<uint32_t*>(base + row_units), reinterpret_cast<uint32_t*>(base + weight_rows),
+            reinterpret_cast<uint32_t*>(base + keys), reinterpret_cast<uint32_t*>(base + values),
+            reinterpret_cast<float*>(base + scores), reinterpret_cast<float*>(base + sums),
+            reinterpret_cast<float*>(base + highest), reinterpret_cast<float*>(base + total)};
   }
 
   void attend(const AttentionItem& item) const {
@@ -110,8 +111,11 @@ class Attention {
         pack_keys(item, step, next, space);
         pack_values(item, step, next, space);
         const PackedRows<Kernel> query{space.query + g * padded * key_units_, rows, key_units_};
+        // Whole panels of tokens that any of the queries sees.
+        const int64_t seen = item.position + item.tokens - page * kPageTokens;
+        const int64_t tokens = std::min(kPageTokens, round_up(seen, kPanelColumns));
         for (int64_t t = 0; t < query.tiles(); ++t)
-          attend_tile(item, page, query, t, space, space.sums + (g * padded + query.start(t)) * value_columns_,
+          attend_tile(item, page, tokens, query, t, space, space.sums + (g * padded + query.start(t)) * value_columns_,
                       space.highest + g * rows + query.start(t), space.total + g * rows + query.start(t));
       }
     }
@@ -137,21 +141,28 @@ class Attention {
   }
 
   void pack_query(const AttentionItem& item, int64_t group, const Workspace& space, RowUnit* packed) const {
+    const PackedRows<Kernel> tiles{packed, rows_of(call_, item), key_units_};
     const auto* query = static_cast<const T*>(call_.query);
     const auto* rope = static_cast<const T*>(call_.query_rope);
-    const int64_t rows = rows_of(call_, item), used = (call_.width + call_.rope_width) / per_unit;
-    for (int64_t r = 0; r < rows; ++r) {
-      uint32_t* units = space.rows + r * key_units_;
-      const int64_t source = head_row(item, group, r);
-      std::memcpy(units, query + source * call_.width, call_.width * sizeof(T));
-      if (latent_)
-        std::memcpy(units + call_.width / per_unit, rope + source * call_.rope_width, call_.rope_width * sizeof(T));
-      std::fill(units + used, units + key_units_, 0u);
-    }
-    const PackedRows<Kernel> tiles{packed, rows, key_units_};
     for (int64_t t = 0; t < tiles.tiles(); ++t) {
-      const uint32_t* source = space.rows + tiles.start(t) * key_units_;
-      Kernel::pack([&](int r) { return source + r * key_units_; }, tiles.tile_rows(t), key_units_, tiles.tile(t));
+      const int64_t start = tiles.start(t), units = call_.width / per_unit;
+      const int rows = tiles.tile_rows(t);
+      if (!latent_) {
+        const auto row = [&](int r) {
+          return reinterpret_cast<const uint32_t*>(query + head_row(item, group, start + r) * call_.width);
+        };
+        Kernel::pack(row, rows, units, tiles.tile(t));
+        continue;
+      }
+      // The keys are the latent and then the rotary part; the queries come in the two apart.
+      const int64_t joined = units + call_.rope_width / per_unit;
+      for (int r = 0; r < rows; ++r) {
+        const int64_t source = head_row(item, group, start + r);
+        uint32_t* row = space.rows + r * joined;
+        std::memcpy(row, query + source * call_.width, call_.width * sizeof(T));
+        std::memcpy(row + units, rope + source * call_.rope_width, call_.rope_width * sizeof(T));
+      }
+      Kernel::pack([&](int r) { return space.rows + r * joined; }, rows, joined, tiles.tile(t));
     }
   }
 
@@ -222,20 +233,22 @@ class Attention {
     }
   }
 
-  void attend_tile(const AttentionItem& item, int64_t page, const PackedRows<Kernel>& query, int64_t t,
+  void attend_tile(const AttentionItem& item, int64_t page, int64_t tokens, const PackedRows<Kernel>& query, int64_t t,
                    const Workspace& space, float* sums, float* highest, float* total) const {
     const int rows = query.tile_rows(t);
-    for (int half = 0; half < 2; ++half)
-      Kernel::multiply(query.tile(t), rows, space.keys + half * key_units_ * kPanelColumns, key_units_,
-                       space.scores + half * kPanelColumns, kPageTokens, false);
+    for (int64_t token = 0; token < tokens; token += kPanelColumns)
+      Kernel::multiply(query.tile(t), rows, space.keys + token * key_units_, key_units_, space.scores + token,
+                       kPageTokens, false);
     for (int r = 0; r < rows; ++r) {
       const int64_t position = item.position + (query.start(t) + r) / heads_per_group_;
       weigh(position - page * kPageTokens, space.scores + r * kPageTokens, sums + r * value_columns_, highest[r],
             total[r]);
-      put_weights(space.weights, rows, r, space.scores + r * kPageTokens);
+      round_weights(space.scores + r * kPageTokens, space.weight_rows + r * page_units);
     }
+    const int64_t units = tokens / per_unit;
+    Kernel::pack([&](int r) { return space.weight_rows + r * page_units; }, rows, units, space.weights);
     for (int64_t column = 0; column < value_columns_; column += kPanelColumns)
-      Kernel::multiply(space.weights, rows, space.values + column * page_units, page_units, sums + column,
+      Kernel::multiply(space.weights, rows, space.values + column * page_units, units, sums + column,
                        value_columns_, true);
   }
 
@@ -276,14 +289,12 @@ class Attention {
     total += sum(sum_of_weights);
   }
 
-  static void put_weights(RowUnit* tile, int rows, int r, const float* weights) {
-    alignas(64) uint32_t units[page_units];
+  static void round_weights(const float* weights, uint32_t* units) {
     if constexpr (per_unit == 1) {
-      std::memcpy(units, weights, sizeof units);
+      std::memcpy(units, weights, page_units * sizeof(float));
     } else {
       for (int64_t c = 0; c < kPageTokens; c += kLanes) store(reinterpret_cast<bf16*>(units) + c, load(weights + c));
     }
-    for (int u = 0; u < page_units; u += 16) Kernel::put(tile, rows, r, u, units + u, 16);
   }
 
   // Divides by the sum of the weights, the sink's among them.

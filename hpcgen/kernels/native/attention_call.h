@@ -59,7 +59,9 @@ inline AttentionSchedule schedule_attention(const AttentionCall& call, int64_t t
   constexpr int64_t packing_rows = 12;
   constexpr int64_t items_per_thread = 4, least_pages = 2;
   const int64_t heads_per_group = call.heads / call.groups;
-  const int64_t block = std::max<int64_t>(1, target_rows / heads_per_group);
+  // A power of two, so that blocks begin where pages or halves of them do and few products are masked.
+  int64_t block = 1;
+  while (2 * block * heads_per_group <= target_rows) block *= 2;
 
   std::vector<AttentionItem> whole;
   int64_t total = 0;

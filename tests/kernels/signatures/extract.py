@@ -26,7 +26,7 @@ WANTED = {
     "flashinfer.mla.MLAPlanMetadata": ("flashinfer/mla/_batch_mla/_contracts.py", "csr"),
     "deep_ep.ElasticBuffer": ("deep_ep/buffers/elastic.py", "__init__", "dispatch", "combine", "destroy"),
 }
-"""Class -> the file of the wheel that defines it, and the methods that we call (decode's options go to `_plan_impl`)."""
+"""Class -> the file of the wheel that defines it, and the methods that we call (`_plan_impl` is decode's)."""
 
 
 def extract(sources: dict[str, str]) -> dict[str, dict[str, str]]:

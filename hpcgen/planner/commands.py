@@ -15,10 +15,11 @@ from hpcgen.planner.errors import PlanError
 from hpcgen.planner.explain import clock, report
 from hpcgen.planner.hardware import load_cluster
 from hpcgen.planner.model_shape import ModelShape
+from hpcgen.planner.outcome import Failure, Outcome, Preemption
 from hpcgen.planner.profile_file import Profile
 from hpcgen.planner.saturation import instance_sizes, saturated
 from hpcgen.planner.search import Memory, choose
-from hpcgen.planner.simulator import Failure, Outcome, Simulation
+from hpcgen.planner.simulator import Simulation
 from hpcgen.planner.timeline import write_trace
 from hpcgen.planner.workload import Workload, draw, read_output_lengths, read_requests
 
@@ -39,6 +40,9 @@ def add_simulate_parser(subparsers: argparse._SubParsersAction[argparse.Argument
     parser.add_argument("--instances", type=_positive, default=1, help="instances of this size that share the batch")
     parser.add_argument(
         "--failure", action="append", default=[], metavar="TIME:RANK[:node]", help="a rank, or its node, that dies"
+    )
+    parser.add_argument(
+        "--preemption", action="append", default=[], metavar="TIME:AWAY", help="the instance stops, and goes on later"
     )
     parser.add_argument(
         "--timeline", type=Path, metavar="FILE", help="trace for Perfetto (.json) or picture (.png, .svg)"
@@ -91,7 +95,9 @@ def simulate(arguments: argparse.Namespace) -> int:
     for instance in range(arguments.instances):
         part = Workload(*(lengths[instance :: arguments.instances] for lengths in _columns(workload)))
         failures = [_failure(text, ranks) for text in arguments.failure] if instance == 0 else []
-        outcomes.append(Simulation(costs, choice.configuration, part, failures=failures).run())
+        stops = [_preemption(text) for text in arguments.preemption] if instance == 0 else []
+        simulation = Simulation(costs, choice.configuration, part, failures=failures, preemptions=stops)
+        outcomes.append(simulation.run())
     slowest = max(outcomes, key=lambda outcome: outcome.seconds)
     print(_describe(outcomes, slowest))
     if arguments.baselines:
@@ -202,6 +208,14 @@ def _failure(text: str, ranks: int) -> Failure:
         return Failure(duration(time), int(rank), bool(node))
     except argparse.ArgumentTypeError as error:
         raise PlanError(str(error)) from None
+
+
+def _preemption(text: str) -> Preemption:
+    time, _, away = text.partition(":")
+    try:
+        return Preemption(duration(time), duration(away))
+    except argparse.ArgumentTypeError as error:
+        raise PlanError(f"{text!r} is not a preemption: write 10m:5m for five minutes away ({error})") from None
 
 
 def _describe(outcomes: list[Outcome], slowest: Outcome) -> str:

@@ -2,57 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcgen.planner.configuration import Configuration
 from hpcgen.planner.costs import Costs
+from hpcgen.planner.outcome import Failure, Outcome, Preemption
 from hpcgen.planner.step_time import StepTime
 from hpcgen.planner.timeline import Span
 from hpcgen.planner.workload import Workload
 from hpcgen.scheduler import NeverFits, Phase, Plan, Report, Scheduler, Topology
+from hpcgen.scheduler.state import NOWHERE
 from hpcgen.sequence import PAGE_TOKENS
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A rank that dies, alone or with its whole node."""
-
-    seconds: float
-    rank: int
-    node_lost: bool = False
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What a simulated batch came to. Times in seconds since its start."""
-
-    finish: NDArray[np.float64]
-    """When each sequence finished; NaN for one that can never fit."""
-    seconds: float = 0.0
-    """Batch completion time."""
-    phase_seconds: dict[str, float] = field(default_factory=dict)
-    busy: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    """Seconds that each rank computed."""
-    prefilled_tokens: int = 0
-    decoded_tokens: int = 0
-    migrations: int = 0
-    discards: int = 0
-    decisions: int = 0
-    spans: list[Span] = field(default_factory=list)
-
-    @property
-    def utilisation(self) -> float:
-        return float(self.busy.mean() / self.seconds) if self.seconds else 0.0
-
-    def completion_percentiles(self, *percentiles: float) -> list[float]:
-        """Sequence completion times."""
-        finished = self.finish[~np.isnan(self.finish)]
-        return [float(np.percentile(finished, p)) for p in percentiles] if len(finished) else [0.0] * len(percentiles)
 
 
 class _Rank:
@@ -72,7 +36,7 @@ class Simulation:
     """Feeds a workload to one instance and steps it to the end.
 
     `spans_of` bounds the ranks whose timeline is kept. `failures` strike between decisions; the work of the interval
-    before is lost with them, and `detection` seconds.
+    before is lost with them, and `detection` seconds. So do `preemptions`, from which the instance comes back whole.
     """
 
     def __init__(
@@ -82,23 +46,28 @@ class Simulation:
         workload: Workload,
         *,
         failures: Sequence[Failure] = (),
+        preemptions: Sequence[Preemption] = (),
         detection: float = 1.0,
         decision_steps: int = PAGE_TOKENS,
         spans_of: int = 16,
-        feed: bool = True,
     ):
         self.costs, self.configuration, self.workload = costs, configuration, workload
         self.clock = 0.0
         ranks = configuration.ranks
         self._node_of_rank = tuple(rank // configuration.ranks_per_node for rank in range(ranks))
-        self.scheduler = Scheduler(Topology(self._node_of_rank), configuration.limits(costs.shape, decision_steps))
+        self._limits = configuration.limits(costs.shape, decision_steps)
+        self.scheduler = Scheduler(Topology(self._node_of_rank), self._limits)
         self.outcome = Outcome(np.full(len(workload), np.nan), busy=np.zeros(ranks))
         self._prompts, self._outputs = workload.prompts.tolist(), workload.outputs.tolist()
         self._most = workload.most.tolist()
         self._kv = [0] * len(workload)
+        self._longest_kv = [0] * len(workload)
+        """The most KV that each sequence has had: its tokens are known, whatever became of the KV."""
+        self._node = [NOWHERE] * len(workload)
         self._ranks = [_Rank() for _ in range(ranks)]
         self._dead: set[int] = set()
         self._failures = sorted(failures, key=lambda failure: -failure.seconds)
+        self._preemptions = sorted(preemptions, key=lambda preemption: -preemption.seconds)
         self._detection = detection
         self._interval = 0.0
         self._under_way: list[tuple[float, int, int]] = []
@@ -106,18 +75,21 @@ class Simulation:
         self._phase = Phase.PREFILL
         self._time = StepTime(costs, configuration)
         self._spans_of = spans_of
-        if feed:
-            for sequence in range(len(workload)):
-                self.add(sequence)
+        for sequence in range(len(workload)):
+            self._add(sequence)
 
-    def add(self, sequence: int) -> bool:
-        """Give the scheduler a sequence of the workload. False when it can never fit."""
-        longest = self._prompts[sequence] + self._most[sequence] - 1
-        try:
-            self.scheduler.add(sequence, self._prompts[sequence], longest)
-        except NeverFits:
-            return False
-        return True
+    def _add(self, sequence: int, generated: int = 0, kv_length: int = 0) -> None:
+        """Give the scheduler a sequence; one that can never fit is left out."""
+        prompt = self._prompts[sequence]
+        with contextlib.suppress(NeverFits):
+            self.scheduler.add(
+                sequence,
+                prompt,
+                prompt + self._most[sequence] - 1,
+                generated=generated,
+                kv_length=kv_length,
+                node=self._node[sequence] if kv_length else None,
+            )
 
     def run(self) -> Outcome:
         while not self.scheduler.done:
@@ -154,6 +126,7 @@ class Simulation:
             moved = len(part.suspend) * PAGE_TOKENS // 2  # the last page, half full
             for sequence in part.discard:
                 self._leave(rank, sequence)
+                self._node[sequence] = NOWHERE
             self.outcome.discards += len(part.discard)
             for sequence in part.suspend:
                 self._leave(rank, sequence)
@@ -181,8 +154,9 @@ class Simulation:
     def _leave(self, rank: _Rank, sequence: int) -> None:
         base = rank.active.pop(sequence, None)
         if base is not None:
-            self._kv[sequence] = base + rank.steps
-            rank.context -= self._kv[sequence]
+            kv = self._kv[sequence] = base + rank.steps
+            self._longest_kv[sequence] = max(self._longest_kv[sequence], kv)
+            rank.context -= kv
 
     def _prefill(self, plan: Plan, reports: list[Report]) -> None:
         slowest, length, rows = 0, 0.0, 0
@@ -199,6 +173,8 @@ class Simulation:
             for chunk in report.prefilled:
                 end = chunk.start + chunk.tokens
                 self._kv[chunk.sequence] = end
+                self._longest_kv[chunk.sequence] = max(self._longest_kv[chunk.sequence], end)
+                self._node[chunk.sequence] = self._node_of_rank[report.rank]
                 self.outcome.prefilled_tokens += chunk.tokens
                 if end >= self._prompts[chunk.sequence] + self._outputs[chunk.sequence] - 1:
                     report.finished.append(chunk.sequence)
@@ -249,6 +225,7 @@ class Simulation:
             rank = next((r for r, n in enumerate(self._node_of_rank) if n == node and r not in self._dead), None)
             if rank is not None:
                 reports[rank].migrated.append(sequence)
+                self._node[sequence] = node
 
     def _strike(self) -> None:
         """Failures whose time has come: the last interval's time passes once more, in vain."""
@@ -268,8 +245,49 @@ class Simulation:
                 for sequence in list(self._ranks[rank].active):
                     self._leave(self._ranks[rank], sequence)
                 self._ranks[rank].done.clear()
+            if lost == local:
+                self._node = [NOWHERE if other == node else other for other in self._node]
             self.scheduler.lose_rank(failure.rank, failure.node_lost)
             self.clock += self._interval + self._detection
+        while self._preemptions and self._preemptions[-1].seconds <= self.clock:
+            self._preempt(self._preemptions.pop())
+
+    def _preempt(self, preemption: Preemption) -> None:
+        """A new scheduler takes what is unfinished, with the KV that was written in the grace time.
+
+        What costs most to compute again for its bytes is written first: the longest contexts.
+        """
+        for rank in self._ranks:
+            for sequence in list(rank.active):
+                self._leave(rank, sequence)
+            rank.done.clear()
+        self._under_way.clear()
+        self._dead.clear()
+        nodes = self.configuration.nodes
+        room = preemption.grace * self.costs.disk.bandwidth * nodes
+        pages = [self._limits.host_pages] * nodes
+        unfinished = np.flatnonzero(np.isnan(self.outcome.finish)).tolist()
+        saved: dict[int, int] = {}
+        written = 0.0
+        for sequence in sorted(unfinished, key=lambda index: -self._kv[index]):
+            node, kv = self._node[sequence], self._kv[sequence]
+            # As many pages as it needs when it is whole, so that the store it is restored to can hold it.
+            needed = -(-max(kv, self._longest_kv[sequence]) // PAGE_TOKENS)
+            size = kv * self.costs.shape.kv_token_bytes
+            if node != NOWHERE and kv and written + size <= room and needed <= pages[node]:
+                saved[sequence] = kv
+                written += size
+                pages[node] -= needed
+        self.scheduler = Scheduler(Topology(self._node_of_rank), self._limits)
+        for sequence in unfinished:
+            known = self._longest_kv[sequence]
+            prompt = self._prompts[sequence]
+            if sequence not in saved:
+                self._node[sequence] = NOWHERE
+            self._add(sequence, known - prompt + 1 if known >= prompt else 0, saved.get(sequence, 0))
+        self._phase = Phase.PREFILL
+        self.clock += self._interval + preemption.away + self.costs.disk.seconds(written / nodes)
+        self._link_free = [self.clock] * nodes
 
     def _record(
         self, rank: int, what: str, begin: float, seconds: float, busy: float, active: int, tokens: int

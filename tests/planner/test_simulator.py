@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpcgen.planner.outcome import Failure, Outcome, Preemption
 from hpcgen.planner.search import Memory, choose
-from hpcgen.planner.simulator import Failure, Outcome, Simulation
+from hpcgen.planner.simulator import Simulation
 from hpcgen.planner.workload import Workload
 from tests.planner.shapes import llama, long_tailed, machine, qwen3_moe
 
@@ -65,6 +66,25 @@ def test_a_lost_node_prefills_its_sequences_again():
     workload = long_tailed(400)
     broken = simulate("h20x16", workload, failures=[Failure(2.0, 9, True)])
     assert broken.prefilled_tokens > workload.prompt_tokens
+
+
+def test_a_preempted_instance_comes_back_with_its_tokens_and_its_checkpointed_kv():
+    workload = long_tailed(400)
+    whole = simulate("h20x16", workload)
+    stop = Preemption(whole.seconds / 2, 100.0)
+    back = simulate("h20x16", workload, preemptions=[stop])
+    assert whole.seconds + 100 <= back.seconds < whole.seconds + 200
+    assert not np.isnan(back.finish).any()
+    assert back.prefilled_tokens == workload.prompt_tokens
+
+
+def test_without_grace_the_tokens_survive_and_the_kv_is_computed_again():
+    workload = long_tailed(400)
+    whole = simulate("h20x16", workload)
+    back = simulate("h20x16", workload, preemptions=[Preemption(whole.seconds / 2, 100.0, grace=0.0)])
+    assert back.prefilled_tokens > workload.prompt_tokens
+    assert back.decoded_tokens == whole.decoded_tokens
+    assert not np.isnan(back.finish).any()
 
 
 def test_twice_the_ranks_are_faster_but_not_more_than_twice():

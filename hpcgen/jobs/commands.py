@@ -11,8 +11,6 @@ from hpcgen.errors import HpcgenError
 
 Subparsers = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
-_PATHS = ("model", "input", "output", "run_dir")
-
 
 class NothingToDo(HpcgenError):
     """The command does not apply to the run as it stands."""
@@ -89,7 +87,7 @@ def _add_submit(subparsers: Subparsers, add_run_arguments: Callable[[argparse.Ar
     job.add_argument("--max-requeues", type=int, help="after so many, the job stays stopped (default: 1000)")
     job.add_argument("--instances", type=int, metavar="N", help="an array of N jobs that share the run (default: 1)")
     job.add_argument("--dry-run", action="store_true", help="print the batch script, submit nothing")
-    parser.set_defaults(call=_submit)
+    parser.set_defaults(call=_submit, add_run_arguments=add_run_arguments)
 
 
 JOB_ARGUMENTS = (
@@ -97,7 +95,6 @@ JOB_ARGUMENTS = (
     "constraint", "reservation", "job_name", "srun", "setup", "signal_seconds", "max_requeues", "instances",
 )  # fmt: skip
 """Arguments of `submit` that are options of the job, named as in SlurmOptions."""
-_NOT_OF_RUN = {*JOB_ARGUMENTS, "sbatch", "cluster", "dry_run", "call", "command"}
 
 
 def _submit(arguments: argparse.Namespace) -> int:
@@ -109,7 +106,7 @@ def _submit(arguments: argparse.Namespace) -> int:
     given["sbatch"] = dict(_sbatch_option(text) for text in arguments.sbatch) or None
     options = merge_options(cluster.get("slurm", {}), given)
     run_directory = (arguments.run_dir or arguments.output.with_suffix(".run")).absolute()
-    run_arguments = arguments_of_run(arguments)
+    run_arguments = arguments_of_run(arguments, arguments.add_run_arguments)
     if arguments.dry_run:
         print(batch_script(options, run_directory, run_arguments), end="")
         return 0
@@ -124,19 +121,26 @@ def _submit(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def arguments_of_run(arguments: argparse.Namespace) -> list[str]:
-    """The arguments of `hpcgen`, from `run` on, that mean the same from any directory."""
-    values: dict[str, Any] = {name: value for name, value in vars(arguments).items() if name not in _NOT_OF_RUN}
-    values["run_dir"] = arguments.run_dir or arguments.output.with_suffix(".run")
+def arguments_of_run(
+    arguments: argparse.Namespace, add_run_arguments: Callable[[argparse.ArgumentParser], None]
+) -> list[str]:
+    """The arguments of `hpcgen`, from `run` on, that mean the same from any directory; defaults are left out."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add_run_arguments(parser)
+    values: dict[str, Any] = vars(arguments) | {"run_dir": arguments.run_dir or arguments.output.with_suffix(".run")}
     words = ["run"]
-    for name, value in values.items():
-        option = f"--{name.replace('_', '-')}"
-        if value is None or value is False:
+    for action in parser._actions:
+        value = values[action.dest]
+        if value == action.default:
             continue
-        if value is True:
+        option = action.option_strings[0]
+        if isinstance(action, argparse.BooleanOptionalAction):
+            words.append(option if value else action.option_strings[-1])
+        elif action.nargs == 0:
             words.append(option)
         else:
-            words += [option, str(value.absolute() if name in _PATHS else value)]
+            for each in value if isinstance(value, list) else [value]:
+                words += [option, str(each.absolute() if isinstance(each, Path) else each)]
     return words
 
 

@@ -1,4 +1,5 @@
 import argparse
+from pathlib import Path
 
 import pytest
 
@@ -32,11 +33,30 @@ def run_parser():
 def test_a_job_gets_the_arguments_of_run_with_absolute_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arguments = parse(*SUBMIT, "--seed", 7, "--device-memory", "1GiB", "--nodes", 2, "--partition", "p")
-    run = run_parser().parse_args(arguments_of_run(arguments))
+    words = arguments_of_run(arguments, add_run_arguments)
+    run = run_parser().parse_args(words)
     assert run.model == tmp_path / "m"
     assert run.run_dir == tmp_path / "out.run"
     assert (run.seed, run.device_memory) == (7, 2**30)
-    assert "--partition" not in arguments_of_run(arguments)
+    assert not {"--partition", "--nodes", "--dtype"} & set(words)
+
+
+def test_switches_and_repeated_options_survive(tmp_path):
+    def add(parser):
+        for name in ("output", "run-dir"):
+            parser.add_argument(f"--{name}", type=Path)
+        parser.add_argument("--on", action="store_true")
+        parser.add_argument("--off", action="store_true")
+        parser.add_argument("--move", action=argparse.BooleanOptionalAction, default=True)
+        parser.add_argument("--stay", action=argparse.BooleanOptionalAction, default=True)
+        parser.add_argument("--each", action="append")
+        parser.add_argument("--shift", type=int, default=0)
+
+    parser = argparse.ArgumentParser()
+    add(parser)
+    given = ["--output", f"{tmp_path}/o", "--on", "--no-move", "--each", "a", "--each", "b", "--shift", "-1"]
+    words = arguments_of_run(parser.parse_args(given), add)
+    assert words == ["run", "--output", f"{tmp_path}/o", "--run-dir", f"{tmp_path}/o.run", *given[2:]]
 
 
 def test_a_dry_run_prints_the_script_and_touches_nothing(tmp_path, monkeypatch, capsys):

@@ -6,6 +6,7 @@ are those of --model (a directory with weights) and a small random mixture of ex
 """
 
 import argparse
+import dataclasses
 import tempfile
 import time
 from array import array
@@ -15,20 +16,25 @@ import numpy as np
 import torch
 import transformers
 
-from hpcgen.engine.build import EngineOptions, build_engine
+from hpcgen.engine.build import Assembly, EngineOptions, build_engine, device_needs
+from hpcgen.memory.device_plan import PhaseMemory
 from hpcgen.memory.host_capacity import available_bytes
 from hpcgen.model.causal import CausalModel
 from hpcgen.model.weight_cache import cached_weight_file
 from hpcgen.model.weight_file import WeightFile
-from hpcgen.planner.configuration import Configuration, PhaseConfiguration
+from hpcgen.planner.configuration import Configuration, PhaseConfiguration, layer_bytes
 from hpcgen.planner.model_shape import ModelShape
 from hpcgen.planner.profile import measure, sized_as
 from hpcgen.planner.profile_file import Profile
 from hpcgen.planner.simulator import Simulation
 from hpcgen.planner.workload import Workload, draw
+from hpcgen.scheduler.plan import Phase
 from hpcgen.sequence import SamplingParams, Sequence
 
 DECISION_STEPS = 16
+BUDGETS = (0.75, 0.5)
+"""Device budgets, as shares of what the model and the largest batch would take."""
+BUDGETED = [(64, "fixed:128", "fixed:64", 512, 1024), (96, "lognormal:100:0.5:400", "uniform:8:96", 512, 1024)]
 BATCHES = [  # sequences, prompts, outputs, B_attn, B_moe
     (64, "fixed:128", "fixed:64", 1024, 4096),
     (128, "uniform:16:256", "lognormal:40:0.8:200", 1024, 4096),
@@ -55,15 +61,22 @@ def workload(count: int, prompts: str, outputs: str) -> Workload:
     return Workload.of(draw(prompts, count, 1), draw(outputs, count, 2))
 
 
-def run(model: Path, load: Workload, microbatch: int, batch: int, host: int, threads: int) -> float:
-    """Seconds of a real batch, loading excluded."""
+def run(
+    model: Path, load: Workload, microbatch: int, batch: int, host: int, threads: int, budget: float | None = None
+) -> tuple[float, Assembly]:
+    """Seconds of a real batch, loading excluded. `budget`: share of the model's bytes that the device has."""
     clock = time.process_time if threads == 1 else time.perf_counter
     built = CausalModel.build(model, torch.bfloat16, torch.device("cpu"))
     weights = WeightFile(cached_weight_file(model, torch.bfloat16, "packed"))
     options = EngineOptions(
         max_model_len=int((load.prompts + load.most).max()), host_memory=host, attention_microbatch=microbatch,
-        expert_batch=batch, decision_steps=DECISION_STEPS,
+        expert_batch=batch, decision_steps=DECISION_STEPS, device_memory=None,
     )  # fmt: skip
+    if budget is not None:
+        needs = device_needs(built, weights, options)
+        kv = needs.layout.page_bytes * len(load) * int(load.mean_context / 64 + 2)
+        whole = sum(needs.unit_bytes.values()) + needs.decode_activations + kv
+        options = dataclasses.replace(options, device_memory=int(budget * whole))
     assembly = build_engine(built, weights, options, lambda sequence: None)
     draw_tokens = np.random.default_rng(0)
     for index, (length, output) in enumerate(zip(load.prompts.tolist(), load.outputs.tolist(), strict=True)):
@@ -75,20 +88,50 @@ def run(model: Path, load: Workload, microbatch: int, batch: int, host: int, thr
         assembly.engine.step()
     seconds = clock() - begin
     assembly.device.close()
-    return seconds
+    return seconds, assembly
 
 
-def predict(profile: Profile, shape: ModelShape, load: Workload, microbatch: int, batch: int, host: int) -> float:
-    layers = shape.layers
+def phase_of(shape: ModelShape, memory: PhaseMemory, units: dict[str, int], micro: int, batch: int):
+    """The engine's division of the device in the planner's terms: what is streamed, counted in layers."""
+    streamed = sum(size for unit, size in units.items() if unit not in memory.resident)
+    layers = min(round(streamed / layer_bytes(shape, 1)), shape.layers)
+    slots = min(memory.ring_slots, layers)
+    return PhaseConfiguration(micro, batch, shape.layers - layers, slots, memory.kv_bytes, memory.kv == "layers")
+
+
+def predict(
+    profile: Profile,
+    shape: ModelShape,
+    load: Workload,
+    microbatch: int,
+    batch: int,
+    host: int,
+    ran: Assembly,
+    units: dict[str, int],
+) -> float:
+    layers, micro = shape.layers, min(microbatch, batch)
+    prefill = decode = PhaseConfiguration(micro, batch, layers, 0)
+    costs = profile.costs(shape)
+    if ran.phases is not None:
+        costs = dataclasses.replace(costs, streamed=True, copies_compute=True)
+        prefill = phase_of(shape, ran.phases[Phase.PREFILL], units, micro, batch)
+        decode = phase_of(shape, ran.phases[Phase.DECODE], units, micro, batch)
     configuration = Configuration(
         ranks=1,
         ranks_per_node=1,
-        prefill=PhaseConfiguration(min(microbatch, batch), batch, layers, 0),
-        decode=PhaseConfiguration(min(microbatch, batch), batch, layers, 0),
+        prefill=prefill,
+        decode=decode,
         host_pages=int(host // (64 * shape.kv_token_bytes)),
-        in_place=True,
+        in_place=ran.phases is None,
     )
-    return Simulation(profile.costs(shape), configuration, load, decision_steps=DECISION_STEPS).run().seconds
+    return Simulation(costs, configuration, load, decision_steps=DECISION_STEPS).run().seconds
+
+
+def described(ran: Assembly) -> str:
+    if ran.phases is None:
+        return "in place"
+    decode = ran.phases[Phase.DECODE]
+    return f"{ran.budget.limit / 2**20:,.0f} MiB: {len(decode.resident)} units resident, KV in {decode.kv}"
 
 
 def main() -> None:
@@ -99,21 +142,24 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     host = min(available_bytes() // 4, 2 << 30)
     errors = []
-    print("| model | sequences | prompts | outputs | B_attn | B_moe | predicted, s | measured, s | error |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("| model | sequences | prompts | outputs | B_attn | B_moe | device | predicted, s | measured, s | error |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as temporary:
         for model in (args.model, mixture_of_experts(Path(temporary))):
             profile = measure(model, dtype="bfloat16")
             shape = sized_as(ModelShape.read(model), torch.bfloat16)
+            stored = WeightFile(cached_weight_file(model, torch.bfloat16, "packed"))
+            units = {unit: stop - start for unit in stored.units for start, stop in [stored.unit_range(unit)]}
             name = model.name if model == args.model else "random Qwen3-MoE, 0.2 G"
-            for count, prompts, outputs, microbatch, batch in BATCHES:
+            runs = [(*one, None) for one in BATCHES] + [(*one, share) for one in BUDGETED for share in BUDGETS]
+            for count, prompts, outputs, microbatch, batch, budget in runs:
                 load = workload(count, prompts, outputs)
-                predicted = predict(profile, shape, load, microbatch, batch, host)
-                measured = run(model, load, microbatch, batch, host, args.threads)
+                measured, ran = run(model, load, microbatch, batch, host, args.threads, budget)
+                predicted = predict(profile, shape, load, microbatch, batch, host, ran, units)
                 error = predicted / measured - 1
                 errors.append(abs(error))
                 print(
-                    f"| {name} | {count} | {prompts} | {outputs} | {microbatch} | {batch} | {predicted:.2f} "
+                    f"| {name} | {count} | {prompts} | {outputs} | {microbatch} | {batch} | {described(ran)} | {predicted:.2f} "
                     f"| {measured:.2f} | {error:+.1%} |",
                     flush=True,
                 )

@@ -38,6 +38,8 @@ class Costs:
     ranks_per_node: int = 8
     streamed: bool = True
     """Whether parameters and KV must be copied to a device at all; on a CPU they are used in place."""
+    copies_compute: bool = False
+    """Whether the processor that computes does the copies too, so that none hides the other: a CPU with one core."""
 
     @classmethod
     def from_hardware(cls, shape: ModelShape, hardware: Hardware) -> Costs:

@@ -61,6 +61,7 @@ def prefill_sweep(costs: Costs, phase: PhaseConfiguration, tokens: int, length: 
     dense = costs.dense_seconds(tokens) + costs.layer_fixed / 2
     write = costs.host.seconds(each * shape.attention.kv_elements * shape.kv_bytes) if costs.streamed else 0.0
     graph = Graph()
+    write_by = COMPUTE if costs.copies_compute else WRITE
     fetched = _Ring(graph, costs, phase, 1)
     done: list[int] = []
     written: list[int] = []
@@ -71,7 +72,7 @@ def prefill_sweep(costs: Costs, phase: PhaseConfiguration, tokens: int, length: 
         for _ in range(sizes):
             parts.append(graph.add(f"attention of layer {layer}", COMPUTE, attention, before))
             if write:
-                graph.add(f"KV write of layer {layer}", WRITE, write, parts[-1:])
+                graph.add(f"KV write of layer {layer}", write_by, write, parts[-1:])
         written.append(len(graph.nodes) - 1 if write else -1)
         kind, seconds = ("dense MLP", dense) if layer < shape.dense_layers else ("experts", experts)
         done.append(graph.add(f"{kind} of layer {layer}", COMPUTE, seconds, parts))
@@ -97,6 +98,7 @@ def decode_sweep(
     write = costs.host.seconds(sequences * kv_layer) if costs.streamed else 0.0
     restore = costs.host.seconds(context * kv_layer) if costs.streamed and phase.kv_streamed else 0.0
     graph = Graph()
+    fetch_by, write_by = (COMPUTE, COMPUTE) if costs.copies_compute else (FETCH, WRITE)
     fetched = _Ring(graph, costs, phase, ranks)
     done: list[int] = []
     for layer in range(shape.layers):
@@ -104,7 +106,7 @@ def decode_sweep(
         before = [ready, done[-1] if done else -1]
         if restore:
             after = [done[layer - 2]] if layer >= 2 else []
-            before.append(graph.add(f"KV restore of layer {layer}", FETCH, restore, after))
+            before.append(graph.add(f"KV restore of layer {layer}", fetch_by, restore, after))
         moe = layer >= shape.dense_layers
         parts = []
         for _ in range(sizes):
@@ -113,7 +115,7 @@ def decode_sweep(
                 part = graph.add(f"dispatch of layer {layer}", NETWORK, exchange, [part])
             parts.append(part)
         if write:
-            graph.add(f"KV write of layer {layer}", WRITE, write, parts)
+            graph.add(f"KV write of layer {layer}", write_by, write, parts)
         last = graph.add(
             f"{'experts' if moe else 'dense MLP'} of layer {layer}", COMPUTE, experts if moe else dense, parts
         )
@@ -134,6 +136,7 @@ class _Ring:
         self._streams = _spread(shape.layers, streamed)
         self._seconds = costs.host.seconds(layer_bytes(shape, ranks))
         self._fetched: list[int] = []
+        self.resource = COMPUTE if costs.copies_compute else FETCH
 
     @property
     def ahead_seconds(self) -> float:
@@ -148,7 +151,7 @@ class _Ring:
         slot_free = done[self._fetched[count - self._slots]] if count >= self._slots else -1
         self._fetched.append(layer)
         seconds = 0.0 if count < self._slots else self._seconds
-        return self._graph.add(f"fetch of layer {layer}", FETCH, seconds, [slot_free])
+        return self._graph.add(f"fetch of layer {layer}", self.resource, seconds, [slot_free])
 
 
 def _spread(layers: int, streamed: int) -> list[bool]:
@@ -164,5 +167,5 @@ def _finish(graph: Graph, fetched: _Ring) -> Sweep:
     schedule = graph.schedule()
     sweep = Sweep(graph, schedule, schedule.seconds)
     busy = sweep.busy()
-    busy[FETCH] = busy.get(FETCH, 0.0) + fetched.ahead_seconds
+    busy[fetched.resource] = busy.get(fetched.resource, 0.0) + fetched.ahead_seconds
     return Sweep(graph, schedule, max(schedule.seconds, *busy.values()))

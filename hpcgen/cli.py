@@ -97,6 +97,13 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         "--threads", type=positive, help="CPU threads to compute with (default: the cores of this process)"
     )
     machine.add_argument(
+        "--no-migrate", dest="migrate", action="store_false", help="keep sequences on the node that prefilled them"
+    )
+    machine.add_argument(
+        "--partition-below", type=int, metavar="N",
+        help="spread the last N sequences over the ranks, and split the very last (default: as many as ranks)",
+    )  # fmt: skip
+    machine.add_argument(
         "--stall-timeout", type=float, default=1800.0, metavar="SECONDS",
         help="on many ranks: end the job, with the name and the stack of what is stuck, after so long without progress",
     )  # fmt: skip
@@ -160,6 +167,8 @@ def _run(arguments: argparse.Namespace) -> int:
             sub_batch=arguments.sub_batch,
             threads=arguments.threads,
             stall_timeout=arguments.stall_timeout,
+            migrate=arguments.migrate,
+            partition_below=arguments.partition_below,
         ),
         _say,
     )
@@ -169,7 +178,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _convert(arguments: argparse.Namespace) -> int:
-    from hpcgen.jobs.run import ConversionProgress
+    from hpcgen.jobs.instance import ConversionProgress
     from hpcgen.model.conversion.convert import convert
     from hpcgen.model.weight_cache import cached_weight_file
 

@@ -25,6 +25,16 @@ from hpcgen.scheduler.plan import Limits, Topology
 from hpcgen.scheduler.scheduler import Scheduler
 
 
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """How ranks work together."""
+
+    migrate: bool = True
+    """Whether sequences may move between nodes."""
+    partition_below: int | None = None
+    """So few sequences left, or fewer, are spread over the ranks (PARTITION); 0: never. None: fewer than ranks."""
+
+
 @dataclass(slots=True)
 class ClusterAssembly(RankAssembly):
     """One rank of an instance, and what it was put together from."""
@@ -42,10 +52,10 @@ def build_cluster_rank(
     options: EngineOptions,
     stop_matcher: StopMatcherFactory,
     watchdog: Watchdog,
+    ranks: ClusterOptions,
     lifecycle: Lifecycle | None = None,
-    migrate: bool = True,
 ) -> ClusterAssembly:
-    """Collective. `migrate`: whether sequences may move between nodes. Raises HpcgenError where memory is short."""
+    """Collective. Raises HpcgenError where the memory does not suffice."""
     assert world.comm is not None
     layout = model.kv_layout
     pool = open_node_pool(world, _common_pages(world, options, layout.page_bytes), layout.page_bytes)
@@ -57,10 +67,10 @@ def build_cluster_rank(
         comm = world.comm.Dup()
         dispatcher = AlltoallvDispatcher(comm, experts)
         rank.executor.peers = ExpertParallelPeers(comm, model, rank.device, dispatcher, watchdog)
-    migrations = Migrations(world, store) if migrate and world.nodes > 1 else None
+    migrations = Migrations(world, store) if ranks.migrate and world.nodes > 1 else None
     parts = {part.name: getattr(rank, part.name) for part in fields(rank)}
     parts["limits"] = _common_limits(world, rank.limits, migrations is not None)
-    worker = Worker(world.rank, rank.executor, store, migrations)
+    worker = Worker(world.rank, rank.executor, store, watchdog, migrations)
     janitor = None
     if world.is_leader:
         janitor = Janitor()
@@ -71,12 +81,11 @@ def build_cluster_rank(
 def build_coordinator(
     world: World,
     assembly: ClusterAssembly,
-    watchdog: Watchdog,
     on_progress: Callable[[Activity], None] = lambda activity: None,
 ) -> Coordinator:
     """The engine of the instance, on rank 0. `on_progress` is called after every decision."""
     scheduler = Scheduler(Topology(world.node_of_rank), assembly.limits)
-    return Coordinator(world, scheduler, assembly.worker, watchdog, on_progress)
+    return Coordinator(world, scheduler, assembly.worker, on_progress)
 
 
 def _common_pages(world: World, options: EngineOptions, page_bytes: int) -> int:

@@ -96,10 +96,19 @@ class Order:
     """Sequences of `part` whose newest state this rank does not have."""
     forget: list[int] = field(default_factory=list)
     """Sequences that other ranks have taken over."""
+    cancel: list[int] = field(default_factory=list)
+    """Unfinished sequences of this rank that nobody waits for any more."""
     release: list[int] = field(default_factory=list)
     """Pages of this node that belong to nobody any more."""
     departures: list[Departure] = field(default_factory=list)
     arrivals: list[Arrival] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class SideTask:
+    """Something to do between two decisions; the rank answers with what it gives."""
+
+    task: object
 
 
 @dataclass(slots=True)

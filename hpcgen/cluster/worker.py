@@ -1,10 +1,12 @@
 """One rank at work: carries out its orders and says what changed."""
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from hpcgen.cluster.messages import Change, Ending, Order, Outcome
 from hpcgen.cluster.migration import Migrations
+from hpcgen.cluster.watchdog import Watchdog
 from hpcgen.engine.executor import Executor
 from hpcgen.memory.host_store import HostStore
 from hpcgen.scheduler.plan import Phase, Plan, Report
@@ -23,8 +25,18 @@ class _Reported:
 class Worker:
     """Follows orders with an executor. Rank 0's own worker has rank 0's copies themselves: it returns no changes."""
 
-    def __init__(self, rank: int, executor: Executor, store: HostStore, migrations: Migrations | None = None) -> None:
-        self.rank, self.executor, self._store, self._migrations = rank, executor, store, migrations
+    def __init__(
+        self,
+        rank: int,
+        executor: Executor,
+        store: HostStore,
+        watchdog: Watchdog,
+        migrations: Migrations | None = None,
+    ) -> None:
+        self.rank, self.executor, self.watchdog = rank, executor, watchdog
+        self._store, self._migrations = store, migrations
+        self.side_task: Callable[[object], object] = lambda task: None
+        """What carries out a `messages.SideTask`."""
         self._reported: dict[int, _Reported] = {}
 
     def take_over(self, sequences: Seq[Sequence]) -> None:
@@ -36,7 +48,7 @@ class Worker:
     def forget(self, sequences: Seq[int]) -> None:
         """Other ranks work on these, or nobody any more."""
         for key in sequences:
-            self.executor.sequences.pop(key, None)
+            self.executor.forget(key)
             self._reported.pop(key, None)
 
     def carry_out(self, order: Order) -> tuple[Outcome, list[Sequence]]:
@@ -44,6 +56,9 @@ class Worker:
         start = time.perf_counter()
         activity = self.executor.activity
         before = activity.prefill_tokens, activity.decode_tokens
+        for key in order.cancel:
+            self.executor.drop(self.executor.sequences[key])
+            self._reported.pop(key, None)
         self._store.release(order.release)
         if self._migrations is not None:
             self._migrations.start(order.departures, order.arrivals)
@@ -71,7 +86,7 @@ class Worker:
         return outcome, ended
 
     def close(self) -> None:
-        """All ranks end in good order."""
+        """Gives back what ranks hold together. Collective."""
         if self._migrations is not None:
             self._migrations.close()
 

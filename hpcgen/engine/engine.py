@@ -1,7 +1,8 @@
 """The engine in one process: asks the scheduler, executes the plan, reports, and hands out what finished."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Seq
 
 from hpcgen.engine.executor import Activity, Executor
 from hpcgen.scheduler.admission import NeverFits
@@ -16,6 +17,9 @@ class Engine:
     def __init__(self, scheduler: Scheduler, executor: Executor):
         self._scheduler, self._executor = scheduler, executor
         self._failed: list[Sequence] = []
+        self.ranks = self.nodes = 1
+        self.side_task: Callable[[object], object] = lambda task: None
+        """What carries out the tasks of `ask`."""
         self.backlog = 0
         """Tokens that still have to be prefilled; whoever feeds the engine keeps a wave of them here."""
 
@@ -29,23 +33,48 @@ class Engine:
         return len(self._executor.sequences) + len(self._failed)
 
     def stop(self) -> None:
-        """Nothing more will be added or asked for."""
+        """Nothing will be asked for until the next `step`."""
+
+    def close(self) -> None:
+        """Nothing more will be asked for."""
 
     def sequences(self) -> list[Sequence]:
         """The unfinished sequences, oldest first: what a checkpoint saves between two steps."""
         return [sequence for _, sequence in sorted(self._executor.sequences.items())]
 
-    def add(self, sequence: Sequence) -> None:
-        """Takes a sequence. One that can never fit fails alone, and comes out of the next `step` with its error."""
+    def add(self, sequence: Sequence, node: int | None = None) -> None:
+        """Takes a sequence; the KV of one that has some is in the host store of `node`.
+
+        One that can never fit fails alone, and comes out of the next `step` with its error.
+        """
         try:
-            self._scheduler.add(sequence.id, len(sequence.prompt), sequence.max_length, generated=len(sequence.output))
+            self._scheduler.add(
+                sequence.id,
+                len(sequence.prompt),
+                sequence.max_length,
+                generated=len(sequence.output),
+                kv_length=sequence.kv_length,
+                node=node,
+            )
         except NeverFits as error:
             sequence.error = str(error)
             self._executor.lifecycle.move(sequence, Status.FAILED)
             self._failed.append(sequence)
         else:
             self._executor.sequences[sequence.id] = sequence
-            self.backlog += sequence.prefill_target
+            self.backlog += sequence.prefill_target - sequence.kv_length
+
+    def node_of(self, sequence: int) -> int | None:
+        """The node whose host store has the sequence's KV."""
+        return 0
+
+    def ask(self, tasks: Seq[object]) -> list[object]:
+        """Has every rank carry out its task, between two decisions; their answers."""
+        return [self.side_task(task) for task in tasks]
+
+    def ask_leaders(self, tasks: Mapping[int, object]) -> dict[int, object]:
+        """As `ask`, of the leaders of some nodes: node -> task to node -> answer."""
+        return {node: self.side_task(task) for node, task in tasks.items()}
 
     def cancel(self, keys: Iterable[int]) -> None:
         """Drops unfinished sequences that nobody waits for any more: they come out of no step."""

@@ -100,6 +100,19 @@ class Executor:
         sequence.error = "cancelled"
         self.lifecycle.move(sequence, Status.FAILED)
 
+    def forget(self, key: int) -> None:
+        """Another rank works on a sequence from now on; its KV stays in the host store."""
+        sequence = self.sequences.pop(key, None)
+        if sequence is not None:
+            self._stopping.forget(sequence)
+
+    def suspend_all(self) -> None:
+        """YIELD every active sequence: all KV is in the host store afterwards. For whoever stops between decisions."""
+        for sequence in self.active.values():
+            self._device.kv.suspend(sequence)
+            self.lifecycle.move(sequence, Status.SUSPENDED)
+        self.active.clear()
+
     def _leave(self, part: RankPlan) -> None:
         """YIELD and discard."""
         for key in part.discard:

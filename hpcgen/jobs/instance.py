@@ -9,8 +9,9 @@ import torch
 from transformers import PreTrainedConfig
 
 from hpcgen.batch.detokenization import Detokenizer
-from hpcgen.cluster.assemble import ClusterAssembly, build_cluster_rank, build_coordinator
+from hpcgen.cluster.assemble import ClusterAssembly, ClusterOptions, build_cluster_rank, build_coordinator
 from hpcgen.cluster.coordinator import Coordinator
+from hpcgen.cluster.watchdog import Watchdog
 from hpcgen.cluster.world import World, device_of_rank, threads_per_rank
 from hpcgen.engine.build import EngineOptions, RankAssembly, build_engine
 from hpcgen.engine.engine import Engine
@@ -40,6 +41,12 @@ class InstanceOptions:
     attention_microbatch: int | None = None
     expert_batch: int | None = None
     threads: int | None = None
+    stall_timeout: float | None = None
+    """Seconds without progress after which a job of many ranks is ended; None: never."""
+    migrate: bool = True
+    """Whether sequences may move between nodes."""
+    partition_below: int | None = None
+    """So few sequences left, or fewer, are spread over the ranks (PARTITION); 0: never. None: fewer than ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +56,17 @@ class Prepared:
     model: CausalModel
     detokenizer: Detokenizer
     options: EngineOptions
+    ranks: ClusterOptions
+    watchdog: Watchdog
 
     def stop_matcher(self, sequence: Sequence) -> StopMatcher:
         return self.detokenizer.stop_matcher(sequence.sampling.stop, sequence.sampling.min_tokens)
 
     def build_rank(self, world: World, weights: WeightFile) -> ClusterAssembly:
         """One of several ranks. Collective."""
-        return build_cluster_rank(world, self.model, weights, self.options, self.stop_matcher)
+        return build_cluster_rank(
+            world, self.model, weights, self.options, self.stop_matcher, self.watchdog, self.ranks
+        )
 
     def build_engine(
         self, world: World, weights: WeightFile, on_progress: Callable[[Activity], None] = lambda activity: None
@@ -77,7 +88,10 @@ def prepare(world: World, options: InstanceOptions) -> Prepared:
     config = read_config(options.model)[1]
     dtype = target_dtype(config, options.dtype)
     engine_options = _engine_options(options, device, dtype, _longest(options, config))
-    return Prepared(CausalModel.build(options.model, dtype, device), detokenizer, engine_options)
+    model = CausalModel.build(options.model, dtype, device)
+    watchdog = Watchdog(world, options.stall_timeout if world.size > 1 else None)
+    ranks = ClusterOptions(options.migrate, options.partition_below)
+    return Prepared(model, detokenizer, engine_options, ranks, watchdog)
 
 
 def open_weights(world: World, model: Path, options: EngineOptions, say: Callable[[str], None]) -> WeightFile:
@@ -130,7 +144,7 @@ def _engine_options(options: InstanceOptions, device: torch.device, dtype: torch
         for name in ("device_memory", "host_memory", "attention_microbatch", "expert_batch")
         if getattr(options, name) is not None
     }
-    return EngineOptions(max_model_len=longest, dtype=dtype, device=device, **chosen)
+    return EngineOptions(max_model_len=longest, dtype=dtype, device=device, tokenizer_directory=options.model, **chosen)
 
 
 def _longest(options: InstanceOptions, config: PreTrainedConfig) -> int:

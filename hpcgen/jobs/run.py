@@ -6,32 +6,21 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
-from transformers import PreTrainedConfig
-
-from hpcgen.batch.detokenization import Detokenizer
 from hpcgen.batch.intake import Intake
 from hpcgen.batch.reader import BatchInput
 from hpcgen.batch.results import Results, check_output_path, error_path
 from hpcgen.batch.run_directory import RunDirectory
-from hpcgen.cluster.assemble import ClusterAssembly, build_cluster_rank, build_coordinator
 from hpcgen.cluster.coordinator import Coordinator, follow
 from hpcgen.cluster.ending import InterruptFlag, leave_signals_to_rank_0
-from hpcgen.cluster.watchdog import Watchdog
-from hpcgen.cluster.world import World, device_of_rank, open_world, threads_per_rank
-from hpcgen.engine.build import EngineOptions, RankAssembly, build_engine
+from hpcgen.cluster.world import World, open_world
+from hpcgen.engine.build import EngineOptions, RankAssembly
 from hpcgen.engine.engine import Engine
 from hpcgen.engine.executor import Activity
-from hpcgen.engine.stopping import StopMatcher
 from hpcgen.errors import HpcgenError
 from hpcgen.jobs import signals
+from hpcgen.jobs.instance import InstanceOptions, Prepared, open_weights, prepare
+from hpcgen.jobs.recovery import Recovery, side_task
 from hpcgen.jobs.totals import JobTimes, token_totals
-from hpcgen.kernels.native.library import native_library
-from hpcgen.model.architecture import context_length, read_config
-from hpcgen.model.causal import CausalModel
-from hpcgen.model.conversion.definition import target_dtype
-from hpcgen.model.weight_cache import cached_weight_file
-from hpcgen.model.weight_file import WeightFile
 from hpcgen.report.events import EventLog
 from hpcgen.report.progress import Counts, Progress
 from hpcgen.report.summary import Summary
@@ -39,26 +28,18 @@ from hpcgen.scheduler.plan import Phase
 from hpcgen.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """What the user asked for. Sizes in bytes; None: a default made from the model or the machine."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions(InstanceOptions):
+    """What the user asked for."""
 
-    model: Path
     input: Path
     output: Path
     run_directory: Path | None = None
-    seed: int = 0
-    max_model_len: int | None = None
-    dtype: torch.dtype | None = None
-    device: str = "auto"
-    device_memory: int | None = None
-    host_memory: int | None = None
-    attention_microbatch: int | None = None
-    expert_batch: int | None = None
     sub_batch: int | None = None
-    threads: int | None = None
-    stall_timeout: float | None = None
-    """Seconds without progress after which a job of many ranks is ended."""
+    checkpoint_interval: float = 600.0
+    """Seconds; 0: only before leaving."""
+    grace: float | None = None
+    """Seconds from a stop signal to the kill; None: what Slurm says."""
 
 
 def run(options: RunOptions, say: Callable[[str], None]) -> Summary | None:
@@ -79,7 +60,7 @@ def _lead(world: World, options: RunOptions, say: Callable[[str], None]) -> Summ
     signals.current()
     check_output_path(options.output)
     batch_input = BatchInput(options.input)
-    prepared = _prepare(world, options)
+    prepared = prepare(world, options)
     engine_options = prepared.options
     run_directory = RunDirectory(options.run_directory or default_run_directory(options.output))
     decisive = {
@@ -92,7 +73,7 @@ def _lead(world: World, options: RunOptions, say: Callable[[str], None]) -> Summ
         results = Results(run_directory, batch_input, prepared.detokenizer, options.sub_batch)
         if results.finished:
             say(f"continuing {run_directory.path}: {results.finished:,} of {len(batch_input):,} requests are finished")
-        batch = _Batch(world, options, engine_options, batch_input, results, say)
+        batch = _Batch(world, options, engine_options, batch_input, run_directory, results, say)
         with EventLog(run_directory.events_path, requests=len(batch_input)) as events:
             world.wait_for_all()
             world.broadcast(not results.complete)
@@ -108,7 +89,7 @@ def _follow(world: World, options: RunOptions) -> None:
     leave_signals_to_rank_0()
     problem = None
     try:
-        prepared = _prepare(world, options)
+        prepared = prepare(world, options)
     except HpcgenError as error:
         problem = error  # rank 0 has the same one, and says it
     world.wait_for_all()
@@ -117,57 +98,14 @@ def _follow(world: World, options: RunOptions) -> None:
         raise problem
     if not work_left:
         return
-    watchdog = Watchdog(world, options.stall_timeout)
     weights = open_weights(world, options.model, prepared.options, lambda line: None)
-    assembly = prepared.build_rank(world, weights, watchdog)
+    assembly = prepared.build_rank(world, weights)
     try:
-        with watchdog.watch():
-            follow(world, assembly.worker, watchdog)
+        with prepared.watchdog.watch():
+            follow(world, assembly.worker)
+        assembly.worker.close()
     finally:
         assembly.device.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """What every rank makes of the options, before weights are read."""
-
-    model: CausalModel
-    detokenizer: Detokenizer
-    options: EngineOptions
-
-    def stop_matcher(self, sequence: Sequence) -> StopMatcher:
-        return self.detokenizer.stop_matcher(sequence.sampling.stop, sequence.sampling.min_tokens)
-
-    def build_rank(self, world: World, weights: WeightFile, watchdog: Watchdog) -> ClusterAssembly:
-        return build_cluster_rank(world, self.model, weights, self.options, self.stop_matcher, watchdog)
-
-
-def _prepare(world: World, options: RunOptions) -> _Prepared:
-    device = _device(device_of_rank(world, options.device, torch.cuda.device_count()))
-    if device.type == "cpu":
-        torch.set_num_threads(threads_per_rank(world, options.threads))
-    detokenizer = Detokenizer.load(options.model)
-    config = read_config(options.model)[1]
-    dtype = target_dtype(config, options.dtype)
-    engine_options = _engine_options(options, device, dtype, _longest(options, config))
-    return _Prepared(CausalModel.build(options.model, dtype, device), detokenizer, engine_options)
-
-
-def open_weights(world: World, model: Path, options: EngineOptions, say: Callable[[str], None]) -> WeightFile:
-    """The weight file, made at first use: by rank 0, and then on each node whose cache is its own. Collective."""
-    layout, progress = weight_layout(options), ConversionProgress(say)
-    path = None
-    for turn in (world.leads, world.is_leader and not world.leads):
-        if turn:
-            path = cached_weight_file(model, options.dtype, layout, progress=progress, waiting=say)
-        world.wait_for_all()
-    return WeightFile(world.node_broadcast(path))
-
-
-def weight_layout(options: EngineOptions) -> str:
-    """The layout of the weight file that the kernels of the machine compute fastest with."""
-    native = options.device.type == "cpu" and options.dtype is torch.bfloat16 and native_library() is not None
-    return "packed" if native else "plain"
 
 
 def default_run_directory(output: Path) -> Path:
@@ -184,52 +122,54 @@ class _Batch:
         options: RunOptions,
         engine_options: EngineOptions,
         batch_input: BatchInput,
+        run_directory: RunDirectory,
         results: Results,
         say: Callable[[str], None],
     ):
-        self._world, self._watchdog = world, Watchdog(world, options.stall_timeout if world.size > 1 else None)
+        self._world = world
         self._interrupt = InterruptFlag().install() if world.size > 1 else InterruptFlag()
         self._options, self._engine_options, self._input = options, engine_options, batch_input
-        self._results, self._say = results, say
+        self._run_directory, self._results, self._say = run_directory, results, say
         self._counts = Counts(requests=len(batch_input), done=results.finished, failed=results.failed)
         self._done_tokens = 0
         self._seen = (0, 0.0)
         self.activity = Activity()
 
-    def run(self, prepared: _Prepared, events: EventLog) -> None:
+    def run(self, prepared: Prepared, events: EventLog) -> None:
         """Until every request has a result or an error; the journal is synced whatever happens."""
         self._events = events
+        interval = self._options.checkpoint_interval
+        checkpoints = self._run_directory.checkpoints
+        self._recovery = recovery = Recovery(
+            checkpoints, interval, prepared.model.kv_layout, self._results, events, self._say
+        )
         intake = Intake(
             self._input,
             self._options.model,
             self._options.seed,
             self._engine_options.max_model_len,
-            self._results.is_finished,
+            lambda request: self._results.is_finished(request) or request in recovery.requests,
             ahead=max(512, self._wave // 2),
         )
         with intake, Progress(self._counts) as self._progress:
             intake.start()
             weights = open_weights(self._world, self._options.model, self._engine_options, self._say)
-            engine, assembly = self._build(prepared, weights)
+            engine, assembly = prepared.build_engine(self._world, weights, self._advanced)
+            self._watchdog = prepared.watchdog
             self.activity = engine.activity
             self._describe(assembly)
+            assembly.executor.side_task = side_task(
+                assembly.executor, NodeCheckpoint(checkpoints, self._world.node_index, assembly.store)
+            )
             try:
                 with self._watchdog.watch():
                     self._loop(intake, engine)
                 engine.stop()
+                engine.close()
             finally:
                 assembly.device.close()
                 self._results.sync(now=True)
                 self._update("finished" if self._results.complete else "stopped")
-
-    def _build(self, prepared: _Prepared, weights: WeightFile) -> tuple[Engine | Coordinator, RankAssembly]:
-        if self._world.size > 1:
-            rank = prepared.build_rank(self._world, weights, self._watchdog)
-            return build_coordinator(self._world, rank, self._watchdog, self._advanced), rank
-        alone = build_engine(
-            prepared.model, weights, self._engine_options, prepared.stop_matcher, on_progress=self._advanced
-        )
-        return alone.engine, alone
 
     @property
     def _wave(self) -> int:
@@ -258,6 +198,7 @@ class _Batch:
         """Between two decisions all ranks are at the same place and can end in good order."""
         if self._interrupt.requested or signals.current().requested:
             engine.stop()
+            engine.close()
             if self._interrupt.requested:
                 raise KeyboardInterrupt
             signals.current().check()
@@ -297,54 +238,6 @@ class _Batch:
             device_budget=assembly.budget.limit,
             phases={phase.value: asdict(memory) for phase, memory in (assembly.phases or {}).items()},
         )
-
-
-class ConversionProgress:
-    """Shows the conversion of a checkpoint, at most every few seconds."""
-
-    def __init__(self, say: Callable[[str], None], interval: float = 5.0):
-        self._say, self._interval, self._next = say, interval, 0.0
-
-    def __call__(self, written: int, total: int, name: str) -> None:
-        now = time.monotonic()
-        if now >= self._next:
-            self._next = now + self._interval
-            self._say(f"converting the model: {written / max(total, 1):.0%} of {total / 2**30:,.2f} GiB ({name})")
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise HpcgenError(f"There is no device {name!r}; use cpu, cuda, cuda:N or auto.") from None
-    if device.type not in ("cpu", "cuda"):
-        raise HpcgenError(f"Device {name!r} is not supported; use cpu, cuda, cuda:N or auto.")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise HpcgenError("There is no CUDA device, or this torch is built without CUDA; use --device cpu.")
-    return device
-
-
-def _engine_options(options: RunOptions, device: torch.device, dtype: torch.dtype, longest: int) -> EngineOptions:
-    chosen = {
-        name: getattr(options, name)
-        for name in ("device_memory", "host_memory", "attention_microbatch", "expert_batch")
-        if getattr(options, name) is not None
-    }
-    return EngineOptions(max_model_len=longest, dtype=dtype, device=device, tokenizer_directory=options.model, **chosen)
-
-
-def _longest(options: RunOptions, config: PreTrainedConfig) -> int:
-    """Most tokens of a sequence: what the user wants, or else what the model was made for."""
-    if options.max_model_len is None:
-        return context_length(config)
-    context = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if isinstance(context, int) and options.max_model_len > context:
-        raise HpcgenError(
-            f"--max-model-len {options.max_model_len} is more than the model's context, {context} tokens."
-        )
-    return options.max_model_len
 
 
 def _summarise(options: RunOptions, run_directory: RunDirectory, results: Results, activity: Activity) -> Summary:

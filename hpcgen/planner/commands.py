@@ -17,7 +17,7 @@ from hpcgen.planner.hardware import load_cluster
 from hpcgen.planner.model_shape import ModelShape
 from hpcgen.planner.outcome import Failure, Outcome, Preemption
 from hpcgen.planner.profile_file import Profile
-from hpcgen.planner.saturation import instance_sizes, saturated
+from hpcgen.planner.saturation import instance_sizes, least_ranks, saturated
 from hpcgen.planner.search import Memory, choose
 from hpcgen.planner.simulator import Simulation
 from hpcgen.planner.timeline import write_trace
@@ -70,7 +70,11 @@ def plan(arguments: argparse.Namespace) -> int:
             raise PlanError(f"not one sequence of this workload finishes within {clock(arguments.slo)}")
         print(f"{found.sequences:,} sequences finish within {clock(arguments.slo)} (in {clock(found.seconds)}):\n")
         workload = workload.sized(found.sequences)
-    choice = choose(costs, ranks, per_node, memory, workload)
+    try:
+        choice = choose(costs, ranks, per_node, memory, workload)
+    except PlanError as error:
+        enough = least_ranks(costs, per_node, memory, workload)
+        raise PlanError(f"{error}. " + (f"{enough} ranks are enough." if enough else "More do not help.")) from None
     print(report(costs, choice, memory, workload))
     if arguments.saturation:
         sizes = instance_sizes(costs, per_node, memory, workload, ranks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -41,6 +42,17 @@ def instance_sizes(
     if not sizes:
         raise reason
     return sizes
+
+
+def least_ranks(costs: Costs, ranks_per_node: int, memory: Memory, workload: Workload, most: int = 4096) -> int | None:
+    """The smallest power of two of ranks that can run it; None when not even `most` can."""
+    ranks = 1
+    while ranks <= most:
+        with contextlib.suppress(PlanError):
+            choose(costs, ranks, ranks_per_node, memory, workload)
+            return ranks
+        ranks *= 2
+    return None
 
 
 def saturated(sizes: Sequence[Size], tolerance: float = 0.02) -> Size:

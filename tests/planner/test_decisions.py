@@ -5,7 +5,7 @@ import pytest
 from hpcgen.planner.deadline import most_within
 from hpcgen.planner.decisions import Source, cheapest_source, recompute_seconds_per_byte
 from hpcgen.planner.hardware import Link
-from hpcgen.planner.saturation import instance_sizes, saturated
+from hpcgen.planner.saturation import instance_sizes, least_ranks, saturated
 from hpcgen.planner.search import Memory
 from tests.planner.shapes import deepseek, llama, long_tailed, machine, qwen3_moe
 
@@ -47,6 +47,13 @@ def test_saturation_names_the_smallest_instance_that_is_as_good_as_any():
     assert [size.ranks for size in sizes] == [1, 2, 4, 8, 16]
     assert best.tokens_per_rank >= 0.98 * max(size.tokens_per_rank for size in sizes)
     assert all(size.tokens_per_rank < best.tokens_per_rank for size in sizes if size.ranks < best.ranks)
+
+
+def test_the_fewest_ranks_that_can_run_a_model_are_found():
+    costs, _ = machine(deepseek(), "h200x8")
+    tight = Memory(26e9, 1.8e12)  # a ring of two whole layers does not fit, whatever the ranks: prefill needs it
+    assert least_ranks(costs, 8, tight, long_tailed(50)) is None
+    assert least_ranks(costs, 8, Memory(130e9, 1.8e12), long_tailed(50)) == 1
 
 
 def test_a_model_too_large_for_one_rank_starts_at_more():

@@ -10,6 +10,7 @@ from pathlib import Path
 from hpcgen import __version__
 from hpcgen.errors import HpcgenError
 from hpcgen.jobs.commands import add_checkpoint_parser, add_job_parsers
+from hpcgen.report.commands import add_report_parser
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
@@ -42,6 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_verify(commands)
     add_job_parsers(commands, add_run_arguments)
     add_checkpoint_parser(commands)
+    add_report_parser(commands)
     return parser
 
 

@@ -11,6 +11,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -164,6 +165,20 @@ def scan(path: Path) -> Iterator[tuple[int, bool, float]]:
     Raises:
         JournalError: the file is not a journal, or cannot be read.
     """
+    for request, ok, finished, file, size in _records(path):
+        yield request, ok, finished
+        file.seek(size + _CRC.size, os.SEEK_CUR)
+
+
+def scan_lines(path: Path) -> Iterator[tuple[int, bool, float, bytes]]:
+    """As `scan`, with the output line of each request."""
+    for request, ok, finished, file, size in _records(path):
+        yield request, ok, finished, file.read(size)
+        file.seek(_CRC.size, os.SEEK_CUR)
+
+
+def _records(path: Path) -> Iterator[tuple[int, bool, float, BinaryIO, int]]:
+    """Whole records; the file stands at the payload, which is of that size, and must be moved to the next record."""
     try:
         with open(path, "rb", buffering=_BUFFER_BYTES) as file:
             total = os.fstat(file.fileno()).st_size
@@ -176,8 +191,7 @@ def scan(path: Path) -> Iterator[tuple[int, bool, float]]:
                 end += len(head) + size + _CRC.size
                 if end > total:
                     return
-                yield request, ok, finished
-                file.seek(size + _CRC.size, os.SEEK_CUR)
+                yield request, ok, finished, file, size
     except OSError as error:
         raise JournalError(f"cannot read the journal {path}: {error.strerror}") from None
 

@@ -82,7 +82,9 @@ class _Narrowing:
             types = _types(schema)
             for value in values if isinstance(values, list) and types else []:
                 if not _is_of(value, types):
-                    raise UnsupportedSchema(f"{place}: the value {value!r} of {whole!r} is not of type {schema['type']!r}")
+                    raise UnsupportedSchema(
+                        f"{place}: the value {value!r} of {whole!r} is not of type {schema['type']!r}"
+                    )
         beside = sorted(schema.keys() - allowed)
         if beside:
             raise UnsupportedSchema(f"{place}: {beside[0]!r} beside {whole!r} is not supported")

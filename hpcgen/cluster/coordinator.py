@@ -12,7 +12,7 @@ from hpcgen.cluster.world import World
 from hpcgen.coroutine.lifecycle import Lifecycle
 from hpcgen.engine.executor import Activity
 from hpcgen.scheduler.admission import NeverFits
-from hpcgen.scheduler.plan import Migration, Phase, Plan, RankPlan, Report
+from hpcgen.scheduler.plan import Load, Migration, Phase, Plan, RankPlan, Report
 from hpcgen.scheduler.scheduler import Scheduler
 from hpcgen.sequence import Sequence, Status
 
@@ -51,6 +51,10 @@ class Coordinator:
         """Of all ranks together; seconds are those of whole decisions."""
         self.backlog = 0
         """Tokens that still have to be prefilled."""
+
+    @property
+    def load(self) -> Load:
+        return self._scheduler.load
 
     @property
     def pending(self) -> int:

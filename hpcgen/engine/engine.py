@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 
 from hpcgen.engine.executor import Activity, Executor
 from hpcgen.scheduler.admission import NeverFits
-from hpcgen.scheduler.plan import Phase, Report
+from hpcgen.scheduler.plan import Load, Phase, Report
 from hpcgen.scheduler.scheduler import Scheduler
 from hpcgen.sequence import Sequence, Status
 
@@ -26,6 +26,10 @@ class Engine:
     @property
     def activity(self) -> Activity:
         return self._executor.activity
+
+    @property
+    def load(self) -> Load:
+        return self._scheduler.load
 
     @property
     def pending(self) -> int:

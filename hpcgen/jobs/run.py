@@ -1,10 +1,12 @@
 """`hpcgen run`: one batch from its requests to ordered results, alone or as one rank of several."""
 
+import os
 import resource
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from hpcgen.batch.intake import Intake
 from hpcgen.batch.reader import BatchInput
@@ -26,6 +28,9 @@ from hpcgen.report.progress import Counts, Progress
 from hpcgen.report.summary import Summary
 from hpcgen.scheduler.plan import Phase
 from hpcgen.sequence import Sequence
+
+LOAD_SECONDS = 2.0
+"""Between two records of where the sequences stand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +79,8 @@ def _lead(world: World, options: RunOptions, say: Callable[[str], None]) -> Summ
         if results.finished:
             say(f"continuing {run_directory.path}: {results.finished:,} of {len(batch_input):,} requests are finished")
         batch = _Batch(world, options, engine_options, batch_input, run_directory, results, say)
-        with EventLog(run_directory.events_path, requests=len(batch_input)) as events:
+        place = _place(world, engine_options)
+        with EventLog(run_directory.events_path, requests=len(batch_input), **place) as events:
             world.wait_for_all()
             world.broadcast(not results.complete)
             if not results.complete:
@@ -113,6 +119,13 @@ def default_run_directory(output: Path) -> Path:
     return output.with_suffix(".run")
 
 
+def _place(world: World, options: EngineOptions) -> dict[str, Any]:
+    """Where this job runs, for reports."""
+    place = {"ranks": world.size, "hosts": list(world.hosts), "device": options.device.type}
+    job = os.environ.get("SLURM_JOB_ID")
+    return place | ({"job": job} if job else {})
+
+
 class _Batch:
     """Feeds the engine with requests and the results with what it finished."""
 
@@ -133,6 +146,7 @@ class _Batch:
         self._counts = Counts(requests=len(batch_input), done=results.finished, failed=results.failed)
         self._done_tokens = 0
         self._seen = (0, 0.0)
+        self._next_load = 0.0
         self.activity = Activity()
 
     def run(self, prepared: Prepared, events: EventLog) -> None:
@@ -156,7 +170,8 @@ class _Batch:
             weights = open_weights(self._world, self._options.model, self._engine_options, self._say)
             engine, assembly = prepared.build_engine(self._world, weights, self._advanced)
             self._watchdog = prepared.watchdog
-            self.activity = engine.activity
+            self._engine, self.activity = engine, engine.activity
+            self._seen = (0, time.perf_counter())
             self._describe(assembly)
             assembly.executor.side_task = side_task(
                 assembly.executor, NodeCheckpoint(checkpoints, self._world.node_index, assembly.store)
@@ -212,8 +227,11 @@ class _Batch:
         tokens = activity.prefill_tokens + activity.decode_tokens
         now = time.perf_counter()
         seen_tokens, seen_time = self._seen
-        self._events.step(activity.phase.value, tokens - seen_tokens, now - seen_time if seen_time else 0.0)
+        self._events.step(activity.phase.value, tokens - seen_tokens, now - seen_time)
         self._seen = (tokens, now)
+        if now >= self._next_load:
+            self._next_load = now + LOAD_SECONDS
+            self._events.write("load", **asdict(self._engine.load))
         self._results.sync()
         self._update(activity.phase.value)
 

@@ -102,6 +102,19 @@ class Plan:
     """PARTITION: (sequence, ranks it is spread over by tensor parallelism); empty when none is."""
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Where the sequences of an instance stand, for progress and reports."""
+
+    active: list[int]
+    """Sequences that decode, by rank."""
+    suspended: int
+    waiting: int
+    """Sequences that no wave has taken in full."""
+    host_pages: list[int]
+    """Pages of KV in the host store, by node."""
+
+
 @dataclass(slots=True)
 class Report:
     """What one rank did with its part of the last plan."""

@@ -6,7 +6,7 @@ from hpcgen.scheduler.admission import fill_wave, require_fit
 from hpcgen.scheduler.eviction import grow, relieve_device, relieve_host
 from hpcgen.scheduler.partition import depart, split_last, spread, stragglers_only
 from hpcgen.scheduler.phase import PhaseChoice
-from hpcgen.scheduler.plan import Limits, Phase, Plan, RankPlan, Report, Topology
+from hpcgen.scheduler.plan import Limits, Load, Phase, Plan, RankPlan, Report, Topology
 from hpcgen.scheduler.refill import migrate, refill
 from hpcgen.scheduler.state import Cluster, Node, Tracked
 from hpcgen.sequence import PAGE_TOKENS, Status
@@ -201,6 +201,16 @@ class Scheduler:
     @property
     def active(self) -> int:
         return sum(len(rank.active) for rank in self._cluster.ranks)
+
+    @property
+    def load(self) -> Load:
+        ranks, nodes = self._cluster.ranks, self._cluster.nodes
+        return Load(
+            active=[len(rank.active) for rank in ranks],
+            suspended=self.suspended,
+            waiting=self.waiting + self.prefilling,
+            host_pages=[node.used for node in nodes],
+        )
 
     def host_pages_used(self, node: int = 0) -> int:
         """Pages granted in the host store of a node."""

@@ -30,7 +30,7 @@ lint: $(VENV)/.installed-dev
 
 # With the interpreter of the machine where that has a torch with CUDA, as on most GPU systems.
 test-gpu:
-	@if $(PYTHON) -c 'import pytest, torch; assert torch.cuda.is_available()' 2>/dev/null; then \
+	@if $(PYTHON) -c 'import greenlet, h5py, msgspec, pytest, torch, transformers; assert torch.cuda.is_available()' 2>/dev/null; then \
 	  PYTHONPATH=. $(PYTHON) -m pytest tests/gpu -rs; \
 	else $(MAKE) --no-print-directory $(VENV)/.installed-dev && $(BIN)/python -m pytest tests/gpu -rs; fi
 

@@ -11,6 +11,7 @@ from hpcgen.cluster.expert_parallel import ExpertParallelPeers, experts_of
 from hpcgen.cluster.janitor import Janitor, mapped_shared_files
 from hpcgen.cluster.migration import Migrations
 from hpcgen.cluster.node_pool import NodePool, open_node_pool, room_for_pool
+from hpcgen.cluster.partition import PartitionedDecode, can_partition
 from hpcgen.cluster.watchdog import Watchdog
 from hpcgen.cluster.worker import Worker
 from hpcgen.cluster.world import World
@@ -67,9 +68,19 @@ def build_cluster_rank(
         comm = world.comm.Dup()
         dispatcher = AlltoallvDispatcher(comm, experts)
         rank.executor.peers = ExpertParallelPeers(comm, model, rank.device, dispatcher, watchdog)
+    partition_below = world.size if ranks.partition_below is None else ranks.partition_below
+    # A shard beside the whole model has no place in a device budget.
+    if rank.phases is None and options.tokenizer_directory is not None and can_partition(model, world.size):
+        rank.executor.partition = PartitionedDecode(
+            world.comm.Dup(), model, options.tokenizer_directory, weights, store, rank.attention, rank.structured
+        )
+    else:
+        partition_below = 0
     migrations = Migrations(world, store) if ranks.migrate and world.nodes > 1 else None
     parts = {part.name: getattr(rank, part.name) for part in fields(rank)}
-    parts["limits"] = _common_limits(world, rank.limits, migrations is not None)
+    parts["limits"] = replace(
+        _common_limits(world, rank.limits), migrate=migrations is not None, partition_below=partition_below
+    )
     worker = Worker(world.rank, rank.executor, store, watchdog, migrations)
     janitor = None
     if world.is_leader:
@@ -96,7 +107,7 @@ def _common_pages(world: World, options: EngineOptions, page_bytes: int) -> int:
     return min(world.gather_all(wanted))
 
 
-def _common_limits(world: World, own: Limits, migrate: bool) -> Limits:
+def _common_limits(world: World, own: Limits) -> Limits:
     """The scheduler has one number for all ranks: what the poorest device has."""
     devices = [pages for pages in world.gather_all(own.device_pages) if pages is not None]
-    return replace(own, device_pages=min(devices, default=None), migrate=migrate)
+    return replace(own, device_pages=min(devices, default=None))

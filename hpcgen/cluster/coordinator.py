@@ -107,7 +107,7 @@ class Coordinator:
     def ask(self, tasks: Seq[object]) -> list[object]:
         """Has every rank carry out its task, between two decisions; their answers."""
         self._comm.scatter([SideTask(task) for task in tasks])
-        own = self._worker.side_task(tasks[0])
+        own = self._worker.executor.side_task(tasks[0])
         return self._comm.gather(own) or []
 
     def ask_leaders(self, tasks: Mapping[int, object]) -> dict[int, object]:
@@ -274,7 +274,7 @@ def follow(world: World, worker: Worker) -> None:
         if order is None:
             return
         if isinstance(order, SideTask):
-            comm.gather(worker.side_task(order.task))
+            comm.gather(worker.executor.side_task(order.task))
             continue
         watchdog.enter(order.phase.value)
         worker.forget(order.forget)

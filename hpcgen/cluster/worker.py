@@ -1,7 +1,6 @@
 """One rank at work: carries out its orders and says what changed."""
 
 import time
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from hpcgen.cluster.messages import Change, Ending, Order, Outcome
@@ -35,8 +34,6 @@ class Worker:
     ) -> None:
         self.rank, self.executor, self.watchdog = rank, executor, watchdog
         self._store, self._migrations = store, migrations
-        self.side_task: Callable[[object], object] = lambda task: None
-        """What carries out a `messages.SideTask`."""
         self._reported: dict[int, _Reported] = {}
 
     def take_over(self, sequences: Seq[Sequence]) -> None:

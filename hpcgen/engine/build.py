@@ -15,6 +15,7 @@ from hpcgen.engine.forward import ForwardPass
 from hpcgen.engine.stopping import StopMatcherFactory, Stopping
 from hpcgen.engine.structured import StructuredOutput
 from hpcgen.errors import HpcgenError
+from hpcgen.kernels.attention.interface import AttentionBackend
 from hpcgen.kernels.select import select_attention, select_experts
 from hpcgen.memory.budget import DeviceBudget
 from hpcgen.memory.device import BudgetedDevice, Device, InPlaceDevice
@@ -68,6 +69,8 @@ class RankAssembly:
     budget: DeviceBudget
     phases: dict[Phase, PhaseMemory] | None
     """Division of the device; None where everything is used in place."""
+    attention: AttentionBackend
+    structured: StructuredOutput
 
 
 @dataclass(slots=True)
@@ -144,7 +147,7 @@ def build_rank(
     forward = ForwardPass(model, device, attention, options.expert_batch, policies, structured)
     microbatch = min(options.attention_microbatch, options.expert_batch)
     executor = Executor(device, forward, Stopping(stop_matcher), microbatch, lifecycle, on_progress)
-    return RankAssembly(executor, limits, model, store, device, budget, phases)
+    return RankAssembly(executor, limits, model, store, device, budget, phases, attention, structured)
 
 
 def host_pages(options: EngineOptions, page_bytes: int) -> int:

@@ -44,6 +44,15 @@ class Peers(Protocol):
         """Takes part in a step of the others without a sequence of its own."""
 
 
+class Partition(Protocol):
+    """Decode steps of one sequence by all ranks at once."""
+
+    def decode(
+        self, sequence: Sequence | None, steps: int, append: Callable[[Sequence, int], bool]
+    ) -> tuple[int, bool]:
+        """Up to `steps` tokens for the sequence that one rank gives; (steps done, whether `append` ended it)."""
+
+
 class NoPeers:
     """A rank whose steps concern nobody else."""
 
@@ -80,6 +89,10 @@ class Executor:
         self.active: dict[int, Sequence] = {}
         """Those that decode now."""
         self.peers: Peers = NoPeers()
+        self.partition: Partition | None = None
+        """Needed where plans have a PARTITION."""
+        self.side_task: Callable[[object], object] = lambda task: None
+        """What a rank does between two decisions when it is asked to, such as its part of a checkpoint."""
 
     def execute(self, plan: Plan, part: RankPlan, report: Report) -> list[Sequence]:
         """Carries out `part` of `plan`, notes in `report` what was done, and returns the sequences that ended."""
@@ -159,6 +172,8 @@ class Executor:
             self.lifecycle.move(sequence, Status.ACTIVE)
         for sequence in self.active.values():
             kv.extend(sequence, min(sequence.kv_length + plan.steps, sequence.max_length))
+        if plan.partition:
+            return self._decode_partitioned(plan, report)
         interval = DecodeInterval(self._forward, kv, list(self.active.values()), self._microbatch)
         ended: list[Sequence] = []
         while report.steps < plan.steps and self.peers.any_active(interval.active):
@@ -173,6 +188,25 @@ class Executor:
             ended += now
             self.activity.steps += 1
             self.on_progress(self.activity)
+        return ended
+
+    def _decode_partitioned(self, plan: Plan, report: Report) -> list[Sequence]:
+        """The only active sequence of the instance, if it is this rank's, with all other ranks."""
+        assert self.partition is not None
+        kv = self._device.kv
+        sequence = next(iter(self.active.values()), None)
+        if sequence is not None:
+            kv.suspend(sequence)
+        report.steps, ends = self.partition.decode(sequence, plan.steps, self._stopping.append)
+        self.activity.steps += report.steps
+        ended = []
+        if sequence is not None:
+            self.activity.active, self.activity.decode_tokens = 1, self.activity.decode_tokens + report.steps
+            kv.resume(sequence)
+            if ends:
+                ended.append(sequence)
+        self._end(ended, report)
+        self.on_progress(self.activity)
         return ended
 
     def _end(self, sequences: list[Sequence], report: Report) -> None:

@@ -6,8 +6,8 @@ import torch
 from torch.nn import functional
 
 from hpcgen.kernels.dequantize import dequantize
-from hpcgen.kernels.layouts import PANELS, StoredTensor
-from hpcgen.kernels.native.library import NativeLibrary, native_library
+from hpcgen.kernels.layouts import StoredTensor
+from hpcgen.kernels.native.library import NativeLibrary, native_library, takes_weights
 
 
 def linear(input: torch.Tensor, weight: StoredTensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -16,7 +16,7 @@ def linear(input: torch.Tensor, weight: StoredTensor, bias: torch.Tensor | None 
     if library is None:
         return functional.linear(input, dequantize(weight, input.dtype), bias)
     bias = None if bias is None else bias.to(input.dtype).contiguous()
-    return library.linear(input.flatten(0, -2), weight.data, bias).unflatten(0, input.shape[:-1])
+    return library.linear(input.flatten(0, -2), weight, bias).unflatten(0, input.shape[:-1])
 
 
 def gated_mlp(
@@ -30,8 +30,7 @@ def gated_mlp(
     if library is None:
         hidden = _ACTIVATIONS[activation](linear(input, gate)) * linear(input, up)
         return linear(hidden, down)
-    rows = input.flatten(0, -2)
-    return library.gated_mlp(rows, gate.data, up.data, down.data, activation).view(input.shape)
+    return library.gated_mlp(input.flatten(0, -2), gate, up, down, activation).view(input.shape)
 
 
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -44,4 +43,4 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def _library_for(input: torch.Tensor, *weights: StoredTensor) -> NativeLibrary | None:
     """The C++ kernels where they compute `input` with these weights."""
     takes = input.dtype == torch.bfloat16 and input.device.type == "cpu" and input.dim() > 1
-    return native_library() if takes and all(weight.layout == PANELS for weight in weights) else None
+    return native_library() if takes and all(map(takes_weights, weights)) else None

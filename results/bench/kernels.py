@@ -77,7 +77,7 @@ def linears(machine: Machine, library: NativeLibrary) -> None:
         size = columns * inner * 2
         copies = -(-LAST_LEVEL_CACHE // size)
         plain = [torch.randn(columns, inner).to(BF16) for _ in range(copies)]
-        packed = [pack(weight, PANELS).data for weight in plain]
+        packed = [pack(weight, PANELS) for weight in plain]
         for rows in (1, 16, 64, 256, 1024, 4096):
             if rows * size * copies > 1e12:
                 continue

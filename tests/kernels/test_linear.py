@@ -3,6 +3,7 @@ import torch
 from torch.nn import functional
 
 from hpcgen.kernels import linear as module
+from hpcgen.kernels.dequantize import dequantize
 from hpcgen.kernels.layouts import StoredTensor, choose_layout, pack
 from hpcgen.kernels.linear import gated_mlp, linear
 from tests.kernels.libraries import every_isa, library_or_skip
@@ -32,6 +33,36 @@ def test_equals_torch_in_fp32(use, isa, rows, columns, inner):
     for b in (None, bias):
         expected = functional.linear(x.float(), plain.float(), None if b is None else b.float())
         torch.testing.assert_close(linear(x, weight, b).float(), expected, rtol=1e-2, atol=1e-2)
+
+
+ALL_FP8 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
+
+
+@every_isa
+def test_fp8_weights_are_decoded_bit_for_bit(use, isa):
+    use(isa)
+    finite = ALL_FP8[ALL_FP8.float().isfinite()]
+    data = finite[torch.randint(len(finite), (64, 96))].clone()
+    weight = StoredTensor(data, (64, 96), "fp8-block", torch.rand(2, 3), (32, 32))
+    # One input at a time: every product is a weight.
+    values = linear(torch.eye(96).bfloat16(), weight).T
+    assert torch.equal(values, dequantize(weight, torch.bfloat16))
+
+
+def test_a_nan_of_an_fp8_weight_stays_one(use):
+    use("avx2")
+    data = ALL_FP8[torch.full((32, 32), 0x7F)].clone()
+    weight = StoredTensor(data, (32, 32), "fp8-block", torch.ones(1, 1), (32, 32))
+    assert linear(torch.ones(1, 32).bfloat16(), weight).isnan().all()
+
+
+def test_shapes_that_do_not_divide_go_to_torch(use):
+    use("avx2")
+    weight = StoredTensor(
+        torch.randn(40, 48).to(torch.float8_e4m3fn), (40, 48), "fp8-block", torch.ones(1, 1), (128, 128)
+    )
+    x = torch.randn(3, 48).bfloat16()
+    assert torch.equal(linear(x, weight), functional.linear(x, dequantize(weight, x.dtype)))
 
 
 @every_isa

@@ -1,18 +1,19 @@
 """Experts in C++ (`kernels/native/experts.cpp`): tokens sorted by expert, gate, up and activation in one pass."""
 
+from ctypes import pointer
+
 import torch
 
 from hpcgen.kernels.experts.interface import ExpertWeights
 from hpcgen.kernels.experts.torch_reference import TorchExperts
-from hpcgen.kernels.layouts import PANELS, PANELS_TRANSPOSED
-from hpcgen.kernels.native.library import ACTIVATIONS, ExpertsCall, NativeLibrary
+from hpcgen.kernels.native.library import ACTIVATIONS, ExpertsCall, NativeLibrary, stored_weights, takes_weights
 
 TOKENS_AT_ONCE = 4096
 """The running sums of so many tokens, 32 columns each, stay in the L2 cache."""
 
 
 class NativeExperts:
-    """Experts in bf16 on the CPU. What it does not take (fp32, weights that are not packed) goes to torch."""
+    """Experts in bf16 on the CPU. What it does not take (fp32, plain weights) goes to torch."""
 
     name = "native"
 
@@ -44,7 +45,7 @@ class NativeExperts:
         out: torch.Tensor,
     ) -> None:
         gate_up_bias, down_bias = biases
-        columns, inner = _rows_and_columns(weights.gate_up.shape, weights.transposed)
+        gate_up, down = (stored_weights(w, weights.transposed) for w in (weights.gate_up, weights.down))
         call = ExpertsCall(
             hidden=hidden.data_ptr(),
             hidden_stride=hidden.stride(0),
@@ -53,10 +54,10 @@ class NativeExperts:
             out=out.data_ptr(),
             tokens=len(hidden),
             top_k=top_index.shape[1],
-            inner=inner,
-            intermediate=columns // 2,
-            gate_up=weights.gate_up.data.data_ptr(),
-            down=weights.down.data.data_ptr(),
+            inner=gate_up.inner,
+            intermediate=down.inner,
+            gate_up=pointer(gate_up),
+            down=pointer(down),
             gate_up_bias=None if gate_up_bias is None else gate_up_bias.data_ptr(),
             down_bias=None if down_bias is None else down_bias.data_ptr(),
             first=weights.first,
@@ -69,11 +70,6 @@ class NativeExperts:
         self._library.experts(call)
 
 
-def _rows_and_columns(shape: tuple[int, ...], transposed: bool) -> tuple[int, int]:
-    return (shape[2], shape[1]) if transposed else (shape[1], shape[2])
-
-
 def _takes(weights: ExpertWeights, hidden: torch.Tensor) -> bool:
-    layout = PANELS_TRANSPOSED if weights.transposed else PANELS
-    packed = weights.gate_up.layout == weights.down.layout == layout
-    return packed and hidden.dtype == torch.bfloat16 and hidden.device.type == "cpu"
+    stored = all(takes_weights(weight, weights.transposed) for weight in (weights.gate_up, weights.down))
+    return stored and hidden.dtype == torch.bfloat16 and hidden.device.type == "cpu"

@@ -9,8 +9,8 @@ struct ExpertsCall {
   const float* top_weight;   // [tokens, top_k]
   uint16_t* out;             // [tokens, inner], contiguous
   int64_t tokens, top_k, inner, intermediate;
-  const uint16_t* gate_up;  // [count, 2 * intermediate, inner] packed
-  const uint16_t* down;     // [count, inner, intermediate] packed
+  const StoredWeights* gate_up;  // [count, 2 * intermediate, inner]
+  const StoredWeights* down;     // [count, inner, intermediate]
   const uint16_t* gate_up_bias;  // [count, 2 * intermediate] or null
   const uint16_t* down_bias;     // [count, inner] or null
   int64_t first, count;
@@ -56,16 +56,16 @@ class Experts {
     for (int64_t e = 0; e < call.count; ++e) padded += Kernel::padded_rows(starts_[e + 1] - starts_[e]);
     auto* input = input_scratch.get<typename Kernel::RowUnit>(padded * call.inner / 2);
     auto* gated = gated_scratch.get<typename Kernel::RowUnit>(padded * call.intermediate / 2);
-    const uint32_t* gate_up = reinterpret_cast<const uint32_t*>(call.gate_up);
     for (int64_t e = 0; e < call.count; ++e) {
       const int64_t rows = starts_[e + 1] - starts_[e];
       if (rows == 0) continue;
-      const uint32_t* gate = gate_up + e * call.intermediate * call.inner;
+      const Weights weights(*call.gate_up, e);
       const bf16* bias = call.gate_up_bias ? call.gate_up_bias + e * 2 * call.intermediate : nullptr;
       groups_.push_back({{input, rows, call.inner / 2},
                          {gated, rows, call.intermediate / 2},
-                         gate,
-                         gate + call.intermediate * call.inner / 2,
+                         weights,
+                         weights,
+                         call.intermediate / kPanelColumns,
                          bias,
                          bias ? bias + call.intermediate : nullptr});
       experts_.push_back(e);
@@ -119,12 +119,11 @@ class Experts {
   }
 
   void add_group(int64_t g, int64_t panel, float* sum) const {
-    static thread_local Scratch scratch;
+    static thread_local Scratch scratch, panel_scratch;
     const PackedRows<Kernel>& gated = groups_[g].gated;
     const int64_t expert = experts_[g];
     const Row* rows = &rows_[starts_[expert]];
-    const uint32_t* weight = reinterpret_cast<const uint32_t*>(call_.down) +
-                             (expert * call_.inner + panel * kPanelColumns) * gated.units;
+    const uint32_t* weight = Weights(*call_.down, expert).panel(panel, panel_scratch);
     F32x16 bias_low = zero(), bias_high = zero();
     if (call_.down_bias != nullptr) {
       const bf16* bias = call_.down_bias + expert * call_.inner + panel * kPanelColumns;

@@ -56,8 +56,8 @@ template <class Kernel>
 struct Group {
   PackedRows<Kernel> input;
   PackedRows<Kernel> gated;
-  const uint32_t* gate;  // panels of the gate; of both, where they alternate
-  const uint32_t* up;
+  Weights gate, up;
+  int64_t first_up_panel;  // where both are rows of one weight, gate before up
   const bf16* gate_bias;  // or null
   const bf16* up_bias;
 };
@@ -98,14 +98,14 @@ void gate_up(const std::vector<Group<Kernel>>& groups, const Gating& gating, int
       for (int64_t p = 0; p < panels; ++p) items.push_back({&group, tiles * b / blocks, tiles * (b + 1) / blocks, p});
   }
   parallel_for(threads, static_cast<int64_t>(items.size()), [&](int64_t i) {
-    static thread_local Scratch scratch;
+    static thread_local Scratch scratch, first_scratch, second_scratch;
     const Item& item = items[i];
     const Group<Kernel>& group = *item.group;
     const PackedRows<Kernel>& rows = group.input;
-    const int64_t panel_size = rows.units * kPanelColumns;
     const int64_t first_panel = gating.interleaved ? 2 * item.column : item.column;
-    const uint32_t* first = group.gate + first_panel * panel_size;
-    const uint32_t* second = gating.interleaved ? first + panel_size : group.up + item.column * panel_size;
+    const int64_t second_panel = gating.interleaved ? first_panel + 1 : group.first_up_panel + item.column;
+    const uint32_t* first = group.gate.panel(first_panel, first_scratch);
+    const uint32_t* second = group.up.panel(second_panel, second_scratch);
     const bf16 *first_bias = nullptr, *second_bias = nullptr;
     if (group.gate_bias != nullptr) {
       first_bias = group.gate_bias + first_panel * kPanelColumns;

@@ -6,6 +6,7 @@
 #include "amx_kernel.h"
 #include "dot_kernel.h"
 #include "parallel.h"
+#include "weights.h"
 
 namespace hpcgen {
 

@@ -8,13 +8,35 @@ from pathlib import Path
 
 import torch
 
+from hpcgen.kernels.layouts import PANEL_COLUMNS, PANELS, PANELS_TRANSPOSED, StoredTensor
 from hpcgen.kernels.native.build import BuildFailed, build
 from hpcgen.kernels.native.isa import Isa, cpu_flags, usable_isas
 
 log = logging.getLogger(__name__)
 
+LANES = 16
+"""Values that the kernels decode at once; those of one fp8 block share a scale."""
+
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "swiglu_oai": 3}
 """The numbers of `Activation` in gated.h."""
+
+
+STORAGES = {PANELS: 0, PANELS_TRANSPOSED: 0, "fp8-block": 1, "mxfp4": 2}
+"""The numbers of `Storage` in weights.h."""
+
+
+class StoredWeights(Structure):
+    """The struct of weights.h."""
+
+    _fields_ = (
+        ("data", c_void_p),
+        ("scale", c_void_p),
+        ("rows", c_int64),
+        ("inner", c_int64),
+        ("storage", c_int32),
+        ("block_rows", c_int32),
+        ("block_columns", c_int32),
+    )
 
 
 class ExpertsCall(Structure):
@@ -30,8 +52,8 @@ class ExpertsCall(Structure):
         ("top_k", c_int64),
         ("inner", c_int64),
         ("intermediate", c_int64),
-        ("gate_up", c_void_p),
-        ("down", c_void_p),
+        ("gate_up", POINTER(StoredWeights)),
+        ("down", POINTER(StoredWeights)),
         ("gate_up_bias", c_void_p),
         ("down_bias", c_void_p),
         ("first", c_int64),
@@ -82,10 +104,9 @@ class NativeLibrary:
         self.isa = isa
         self._library = ctypes.CDLL(str(path))
         self._declare("hpcgen_initialize", c_int32)
-        self._declare("hpcgen_linear", None, *_ROWS, c_void_p, c_void_p, c_void_p, c_int64, c_int32)
-        self._declare(
-            "hpcgen_gated_mlp", None, *_ROWS, c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_int64, c_int32
-        )
+        weights = POINTER(StoredWeights)
+        self._declare("hpcgen_linear", None, *_ROWS, weights, c_void_p, c_void_p, c_int64, c_int32)
+        self._declare("hpcgen_gated_mlp", None, *_ROWS, weights, weights, weights, c_int32, c_void_p, c_int64, c_int32)
         self._declare("hpcgen_experts", None, POINTER(ExpertsCall))
         self._declare("hpcgen_attention_bf16", None, POINTER(AttentionCall))
         self._declare("hpcgen_attention_f32", None, POINTER(AttentionCall))
@@ -98,32 +119,21 @@ class NativeLibrary:
         function = getattr(self._library, name)
         function.restype, function.argtypes = result, arguments
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """x [T, K], weight packed [N / 32, K / 2, 32, 2], bias [N] -> [T, N]."""
+    def linear(self, x: torch.Tensor, weight: StoredTensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """x [T, K], weight [N, K] that `takes_weights`, bias [N] -> [T, N]."""
         x = _rows(x)
-        columns = weight.shape[0] * weight.shape[2]
-        out = x.new_empty(len(x), columns)
-        self._library.hpcgen_linear(
-            *_described(x), columns, x.shape[1], _address(weight), _address(bias), *_target(out), _threads()
-        )
+        out = x.new_empty(len(x), weight.shape[0])
+        self._library.hpcgen_linear(*_described(x), stored_weights(weight), _address(bias), *_target(out), _threads())
         return out
 
     def gated_mlp(
-        self, x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor, activation: str
+        self, x: torch.Tensor, gate: StoredTensor, up: StoredTensor, down: StoredTensor, activation: str
     ) -> torch.Tensor:
-        """down(act(gate(x)) * up(x)); x [T, D], packed gate and up of [I, D], packed down of [D, I] -> [T, D]."""
+        """down(act(gate(x)) * up(x)); x [T, D], gate and up [I, D], down [D, I] -> [T, D]."""
         x = _rows(x)
-        out = x.new_empty(x.shape)
-        intermediate = gate.shape[0] * gate.shape[2]
-        self._library.hpcgen_gated_mlp(
-            *_described(x),
-            x.shape[1],
-            intermediate,
-            *map(_address, (gate, up, down)),
-            ACTIVATIONS[activation],
-            *_target(out),
-            _threads(),
-        )
+        out = x.new_empty(len(x), down.shape[0])
+        weights = map(stored_weights, (gate, up, down))
+        self._library.hpcgen_gated_mlp(*_described(x), *weights, ACTIVATIONS[activation], *_target(out), _threads())
         return out
 
     def experts(self, call: ExpertsCall) -> None:
@@ -155,7 +165,30 @@ class NativeLibrary:
         return self._library.hpcgen_peak_products(repeats, _threads())
 
 
-_ROWS = (c_void_p, c_int64, c_int64, c_int64, c_int64)
+def takes_weights(weight: StoredTensor, transposed: bool = False) -> bool:
+    """Whether the kernels read `weight` [N, K] or [E, N, K] (`transposed`: [E, K, N]) as it is stored."""
+    if weight.data.device.type != "cpu" or any(size % PANEL_COLUMNS for size in weight.shape[-2:]):
+        return False
+    if transposed:
+        return weight.layout in (PANELS_TRANSPOSED, "mxfp4")
+    if weight.layout == "fp8-block":
+        assert weight.scale is not None and weight.block is not None
+        return weight.scale.dtype == torch.float32 and weight.block[1] % LANES == 0
+    return weight.layout == PANELS
+
+
+def stored_weights(weight: StoredTensor, transposed: bool = False) -> StoredWeights:
+    """What the C++ is told of a weight that `takes_weights`; valid as long as the weight is."""
+    assert weight.data.is_contiguous() and (weight.scale is None or weight.scale.is_contiguous())
+    rows, inner = reversed(weight.shape[-2:]) if transposed else weight.shape[-2:]
+    block_rows, block_columns = weight.block or (1, 1)
+    return StoredWeights(
+        _address(weight.data), _address(weight.scale), rows, inner, STORAGES[weight.layout], block_rows, block_columns
+    )
+
+
+_ROWS = (c_void_p, c_int64, c_int64)
+"""Address, row stride and number of rows."""
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:

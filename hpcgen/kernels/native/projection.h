@@ -18,12 +18,12 @@ void pack_rows(const bf16* x, int64_t stride, const PackedRows<Kernel>& packed, 
 
 // y [rows, columns] = rows x weight (+ bias).
 template <class Kernel>
-void project(const PackedRows<Kernel>& packed, const uint32_t* weight, const bf16* bias, int64_t columns, bf16* y,
+void project(const PackedRows<Kernel>& packed, const Weights& weights, const bf16* bias, int64_t columns, bf16* y,
              int64_t stride, int threads) {
   const int64_t panels = columns / kPanelColumns;
   const int64_t blocks = row_blocks<Kernel>(packed.tiles(), packed.units, panels, threads);
   parallel_for(threads, blocks * panels, [&](int64_t item) {
-    static thread_local Scratch scratch;
+    static thread_local Scratch scratch, panel_scratch;
     const int64_t block = item / panels, panel = item % panels;
     const int64_t first = packed.tiles() * block / blocks, last = packed.tiles() * (block + 1) / blocks;
     const int64_t rows = packed.start(last) - packed.start(first);
@@ -34,7 +34,7 @@ void project(const PackedRows<Kernel>& packed, const uint32_t* weight, const bf1
       bias_high = load(bias + panel * kPanelColumns + kLanes);
     }
     Kernel::begin();
-    multiply_panel<Kernel>(packed, first, last, weight + panel * packed.units * kPanelColumns, product,
+    multiply_panel<Kernel>(packed, first, last, weights.panel(panel, panel_scratch), product,
                            [&](int64_t t, const float* c) {
                              bf16* out = y + packed.start(t) * stride + panel * kPanelColumns;
                              for (int r = 0; r < packed.tile_rows(t); ++r, out += stride, c += kPanelColumns) {

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hpcgen.kernels.experts.native import TOKENS_AT_ONCE, NativeExperts
 from hpcgen.kernels.experts.torch_reference import TorchExperts
-from tests.kernels.experts.layers import experts, in_fp32, packed, routing
+from tests.kernels.experts.layers import experts, in_fp32, packed, quantised, routing
 from tests.kernels.libraries import every_isa, library_or_skip
 
 REFERENCE = TorchExperts()
@@ -46,6 +46,17 @@ def test_experts_of_other_ranks_add_nothing(isa):
     expected = REFERENCE.forward(in_fp32(everything), hidden.float(), index, masked)
     assert (alone.float() - expected).abs().max() < 1e-2 * expected.abs().max()
     assert relative_error(native, share, hidden, torch.full_like(index, 7), weight) == 0
+
+
+@every_isa
+@pytest.mark.parametrize("activation", ["silu", "swiglu_oai"], ids=["fp8", "mxfp4"])
+@pytest.mark.parametrize("tokens", [2, 70])
+def test_quantised_weights_are_decoded_as_by_the_reference(isa, activation, tokens):
+    weights = quantised(experts(5, 96, 160, activation))
+    hidden, (index, weight) = torch.randn(tokens, 96).bfloat16(), routing(tokens, 3, 5)
+    out = NativeExperts(library_or_skip(isa)).forward(weights, hidden, index, weight)
+    expected = REFERENCE.forward(in_fp32(weights), hidden.float(), index, weight)
+    assert (out.float() - expected).abs().max() < 1e-2 * expected.abs().max()
 
 
 @every_isa

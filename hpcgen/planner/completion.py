@@ -37,6 +37,10 @@ class Estimate:
     """Tokens per second of the instance with full batches."""
     phases: float
     """Prefill phases."""
+    switch_seconds: float
+    """Of a prefill phase, what is not prefill: parameters and KV that are loaded anew."""
+    step_seconds: float
+    """Of a decode step with one sequence."""
 
 
 def full_batch(costs: Costs, configuration: Configuration, workload: Workload) -> float:
@@ -87,6 +91,8 @@ def estimate(costs: Costs, configuration: Configuration, workload: Workload, poi
         prefill_rate=share * ranks / wave,
         decode_rate=full / step(full),
         phases=phases,
+        switch_seconds=switch,
+        step_seconds=step(1.0),
     )
 
 

@@ -39,6 +39,7 @@ class Configuration:
     host_pages: int
     """KV pages of the host store of a node."""
     watermark: float = 0.9
+    refill_below: float = 0.5
     partition_below: int = 0
     in_place: bool = False
     """The host store is the device: no copies, no limit but that of the host."""
@@ -58,6 +59,7 @@ class Configuration:
             max_active=self.decode.expert_batch,
             decision_steps=decision_steps,
             watermark=self.watermark,
+            refill_below=self.refill_below,
             partition_below=self.partition_below,
             migrate=self.nodes > 1,
         )

@@ -84,6 +84,7 @@ def stored(choice: Choice, machine: Path | str) -> dict[str, Any]:
         },
         "host_pages": configuration.host_pages,
         "watermark": configuration.watermark,
+        "refill_below": configuration.refill_below,
         "partition_below": configuration.partition_below,
         "predicted_seconds": round(found.seconds, 3),
         "predicted_prefill_rate": round(found.prefill_rate, 1),

@@ -36,7 +36,7 @@ def report(costs: Costs, choice: Choice, memory: Memory, workload: Workload) -> 
         + ("; KV streamed" if configuration.decode.kv_streamed else ""),
         f"host store     {configuration.host_pages:,} pages a node "
         f"({configuration.host_pages * PAGE_TOKENS * shape.kv_token_bytes / 1e9:,.1f} GB), "
-        f"watermark {configuration.watermark:.0%}",
+        f"watermark {configuration.watermark:.0%}, refill below {configuration.refill_below:.0%} of a full batch",
         f"candidates     {choice.candidates}",
         "",
     ]

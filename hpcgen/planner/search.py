@@ -15,6 +15,7 @@ from hpcgen.planner.configuration import (
     layer_bytes,
 )
 from hpcgen.planner.costs import Costs
+from hpcgen.planner.decisions import refill_share
 from hpcgen.planner.errors import PlanError
 from hpcgen.planner.hardware import Hardware
 from hpcgen.planner.sweep import decode_sweep, prefill_sweep
@@ -87,7 +88,9 @@ def choose(costs: Costs, ranks: int, ranks_per_node: int, memory: Memory, worklo
         if best is None or found.seconds < best.estimate.seconds:
             best = Choice(configuration, found, 0)
     assert best is not None
-    return replace(best, candidates=waves + len(decoders))
+    share = refill_share(best.estimate.switch_seconds, best.estimate.step_seconds, float(workload.outputs.mean()))
+    configuration = replace(best.configuration, refill_below=round(share, 3))
+    return Choice(configuration, best.estimate, waves + len(decoders))
 
 
 def fits(configuration: Configuration, costs: Costs, memory: Memory) -> bool:

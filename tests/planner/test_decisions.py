@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from hpcgen.planner.deadline import most_within
-from hpcgen.planner.decisions import Source, cheapest_source, recompute_seconds_per_byte
+from hpcgen.planner.decisions import Source, cheapest_source, recompute_seconds_per_byte, refill_share
 from hpcgen.planner.hardware import Link
 from hpcgen.planner.saturation import instance_sizes, least_ranks, saturated
 from hpcgen.planner.search import Memory
@@ -22,6 +22,21 @@ def test_a_checkpoint_on_a_fast_disk_is_loaded():
     costs, _ = machine(llama(), "h100x1")
     fast = dataclasses.replace(costs, disk=Link(1e13))
     assert cheapest_source(fast, 4096, migrate=True, load=True) is Source.LOAD
+
+
+def test_the_share_to_refill_below_is_the_cheapest_of_all():
+    switch, step, output = 3.0, 0.05, 800.0
+
+    def cost(share: float) -> float:
+        return switch / (1 - share) + step * output * (1 - share) / 2
+
+    share = refill_share(switch, step, output)
+    assert cost(share) == pytest.approx(min(cost(index / 1000) for index in range(999)), rel=1e-4)
+
+
+def test_an_expensive_switch_waits_until_the_batch_is_empty():
+    assert refill_share(1e6, 0.05, 800) == 0.0
+    assert refill_share(0.0, 0.05, 800) == 1.0
 
 
 def test_long_contexts_are_worth_more_in_a_checkpoint():

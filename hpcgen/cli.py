@@ -11,6 +11,7 @@ from hpcgen import __version__
 from hpcgen.errors import HpcgenError
 from hpcgen.jobs.commands import add_checkpoint_parser, add_job_parsers
 from hpcgen.report.commands import add_report_parser
+from hpcgen.server.commands import add_serve_parser
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
@@ -42,6 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_convert(commands)
     _add_verify(commands)
     add_job_parsers(commands, add_run_arguments)
+    add_serve_parser(commands, add_instance_arguments, size)
     add_checkpoint_parser(commands)
     add_report_parser(commands)
     return parser
@@ -70,6 +72,11 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         "--sub-batch", type=positive, metavar="N",
         help="release the results of each N requests in RUN_DIR/outputs/sub_batches as soon as they are complete",
     )  # fmt: skip
+    add_instance_arguments(parser)
+
+
+def add_instance_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments that concern the model and the machine, which `serve` takes too."""
     model = parser.add_argument_group("model")
     model.add_argument("--seed", type=int, default=0, help="seed of requests that name none (default: 0)")
     model.add_argument(

@@ -1,7 +1,7 @@
 """`LLM`: an engine called from Python. Under mpirun every rank makes the same calls and has the same results."""
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -86,9 +86,10 @@ class LLM:
             self._engine: Engine | Coordinator | None = None
             if self._world.leads:
                 self._engine, assembly = prepared.build_engine(self._world, weights)
+                self._close_in_good_order(assembly.device.close, self._engine.close)
             else:
-                assembly = self._follower = prepared.build_rank(self._world, weights)
-            self._closing.callback(assembly.device.close)
+                self._follower = prepared.build_rank(self._world, weights)
+                self._close_in_good_order(self._follower.device.close, self._follower.worker.close)
 
     def generate(
         self, prompts: Iterable[Prompt] | Prompt, sampling_params: Params = None, use_tqdm: bool = True
@@ -160,6 +161,11 @@ class LLM:
         # The other ranks of a world learn of an error here.
         self._closing.__exit__(kind, error, trace)
         self._engine = None
+
+    def _close_in_good_order(self, close_device: Callable[[], None], close_engine: Callable[[], None]) -> None:
+        """The engine before its device; ranks do that together, so not after an error of one of them."""
+        self._closing.callback(close_device)
+        self._closing.push(lambda kind, *rest: close_engine() if kind is None else None)
 
     def _closing_on_error(self) -> ExitStack:
         """Undoes what was opened if the block raises; in a world of several ranks, that ends all of them."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcgen.batch.reader import BatchInput, Line, read_line
-from hpcgen.batch.request import InvalidRequest, RequestError
+from hpcgen.batch.request import InvalidRequest, Request, RequestError
 from hpcgen.errors import HpcgenError
 from hpcgen.sequence import Sequence
 
@@ -43,6 +43,41 @@ class IntakeItem:
     error: RequestError | None = None
 
 
+class TokenizerPool:
+    """Worker processes that tokenize, for one intake or for several of the same model.
+
+    Args:
+        model_directory: Hugging Face directory with the tokenizer.
+        run_seed: seed of requests that have none of their own.
+        max_model_len: most tokens of a sequence.
+        workers: worker processes; one tokenizes some 10^5 to 10^6 tokens a second.
+
+    The workers start with the first task. Call `close`.
+    """
+
+    def __init__(self, model_directory: str | Path, run_seed: int, max_model_len: int, workers: int = 1) -> None:
+        # Spawned, not forked: the parent has threads, an accelerator's context and MPI, none of which survives a fork.
+        self._pool = ProcessPoolExecutor(
+            max_workers=workers,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_start_worker,
+            initargs=(str(model_directory), run_seed, max_model_len),
+        )
+
+    def submit(self, batch_input: BatchInput, lines: list[Line]) -> Future[list[IntakeItem]]:
+        """The items of these lines, to come; BrokenProcessPool where a worker died."""
+        try:
+            return self._pool.submit(_tokenize, str(batch_input.path), batch_input.max_line_bytes, lines)
+        except BrokenProcessPool as error:
+            failed: Future[list[IntakeItem]] = Future()
+            failed.set_exception(error)
+            return failed
+
+    def close(self) -> None:
+        """Stop the workers; what they have not begun is dropped."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
 class Intake:
     """Requests in input order, read, templated and tokenized by worker processes.
 
@@ -54,6 +89,7 @@ class Intake:
         skip: `skip(index)` is true for requests that are finished already.
         workers: worker processes; one tokenizes some 10^5 to 10^6 tokens a second.
         ahead: most requests that are tokenized, or in work, and not yet taken.
+        pool: workers that other intakes use too, of the same model, seed and limit; None: workers of its own.
 
     The workers start with `start` or with the first request. Use it as a context manager, or call `close`.
     """
@@ -67,6 +103,7 @@ class Intake:
         skip: Callable[[int], bool] = lambda index: False,
         workers: int = 1,
         ahead: int = 512,
+        pool: TokenizerPool | None = None,
     ) -> None:
         self._input = batch_input
         self._skip = skip
@@ -75,19 +112,8 @@ class Intake:
         self._tasks: deque[tuple[int, Future[list[IntakeItem]]]] = deque()
         self._items: deque[IntakeItem] = deque()
         self._in_work = 0
-        # Spawned, not forked: the parent has threads, an accelerator's context and MPI, none of which survives a fork.
-        self._pool = ProcessPoolExecutor(
-            max_workers=workers,
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=_start_worker,
-            initargs=(
-                str(batch_input.path),
-                batch_input.max_line_bytes,
-                str(model_directory),
-                run_seed,
-                max_model_len,
-            ),
-        )
+        self._owns_pool = pool is None
+        self._pool = pool or TokenizerPool(model_directory, run_seed, max_model_len, workers)
 
     def start(self) -> None:
         """Begin to tokenize, while the caller still does something else."""
@@ -125,7 +151,10 @@ class Intake:
 
     def close(self) -> None:
         """Stop the workers; what they have not begun is dropped."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        for _, task in self._tasks:
+            task.cancel()
+        if self._owns_pool:
+            self._pool.close()
 
     def __enter__(self) -> "Intake":
         return self
@@ -145,30 +174,17 @@ class Intake:
                     lines.append(self._input.line(self._next))
                 self._next += 1
             if lines:
-                try:
-                    self._tasks.append((len(lines), self._pool.submit(_tokenize, lines)))
-                except BrokenProcessPool:
-                    failed: Future[list[IntakeItem]] = Future()
-                    failed.set_exception(BrokenProcessPool())
-                    self._tasks.append((len(lines), failed))
+                self._tasks.append((len(lines), self._pool.submit(self._input, lines)))
                 self._in_work += len(lines)
 
 
-@dataclass(frozen=True, slots=True)
-class _Worker:
-    """State of a worker process, set once by its initializer."""
-
-    fd: int
-    max_line_bytes: int
-    tokenizer: "RequestTokenizer"
+_tokenizer: "RequestTokenizer | HpcgenError | None" = None
+"""That of a worker process, set once by its initializer. An error if the start failed: raised with the first task, it
+reaches the parent, which an initializer's does not."""
 
 
-_worker: _Worker | HpcgenError | None = None
-"""An error if the start failed: raised with the first task, it reaches the parent, which an initializer's does not."""
-
-
-def _start_worker(path: str, max_line_bytes: int, model_directory: str, run_seed: int, max_model_len: int) -> None:
-    global _worker
+def _start_worker(model_directory: str, run_seed: int, max_model_len: int) -> None:
+    global _tokenizer
     # Signals that a scheduler or a terminal sends to the whole job are the parent's to handle; it stops us in the end.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
@@ -179,11 +195,10 @@ def _start_worker(path: str, max_line_bytes: int, model_directory: str, run_seed
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     from hpcgen.batch.tokenization import RequestTokenizer
 
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        _worker = _Worker(fd, max_line_bytes, RequestTokenizer(model_directory, run_seed, max_model_len))
+        _tokenizer = RequestTokenizer(model_directory, run_seed, max_model_len)
     except HpcgenError as error:
-        _worker = error
+        _tokenizer = error
 
 
 def _exit_with_parent() -> None:
@@ -194,18 +209,21 @@ def _exit_with_parent() -> None:
         os._exit(1)
 
 
-def _tokenize(lines: list[Line]) -> list[IntakeItem]:
-    assert _worker is not None
-    if isinstance(_worker, HpcgenError):
-        raise _worker
-    return [_item(_worker, line) for line in lines]
-
-
-def _item(worker: _Worker, line: Line) -> IntakeItem:
-    request = read_line(worker.fd, line, worker.max_line_bytes)
-    if isinstance(request, RequestError):
-        return IntakeItem(line.index, error=request)
+def _tokenize(path: str, max_line_bytes: int, lines: list[Line]) -> list[IntakeItem]:
+    assert _tokenizer is not None
+    if isinstance(_tokenizer, HpcgenError):
+        raise _tokenizer
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return IntakeItem(line.index, worker.tokenizer.sequences(request))
+        return [_item(_tokenizer, read_line(fd, line, max_line_bytes), line.index) for line in lines]
+    finally:
+        os.close(fd)
+
+
+def _item(tokenizer: "RequestTokenizer", request: Request | RequestError, index: int) -> IntakeItem:
+    if isinstance(request, RequestError):
+        return IntakeItem(index, error=request)
+    try:
+        return IntakeItem(index, tokenizer.sequences(request))
     except InvalidRequest as error:
-        return IntakeItem(line.index, error=RequestError.of(error, request.line, request.custom_id))
+        return IntakeItem(index, error=RequestError.of(error, request.line, request.custom_id))

@@ -60,6 +60,13 @@ def error_line(run_id: str, index: int, error: RequestError) -> bytes:
     return _line(_identifier(run_id, index), error.custom_id, error.status, {"error": detail}, summary)
 
 
+def unexecuted_line(run_id: str, index: int, custom_id: str | None, code: str, message: str) -> bytes:
+    """The line of a request that was not run: as OpenAI writes it, without a response."""
+    error = {"code": code, "message": message}
+    line = {"id": f"batch_req_{_identifier(run_id, index)}", "custom_id": custom_id, "response": None, "error": error}
+    return msgspec.json.encode(line)
+
+
 def _line(token: str, custom_id: str | None, status: int, body: dict[str, Any], error: dict[str, Any] | None) -> bytes:
     return msgspec.json.encode(
         {

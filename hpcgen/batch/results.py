@@ -12,7 +12,7 @@ from hpcgen.batch.durable import USER_FILE_MODE
 from hpcgen.batch.journal import Journal
 from hpcgen.batch.reader import BatchInput
 from hpcgen.batch.request import Request, RequestError
-from hpcgen.batch.response import error_line, output_line
+from hpcgen.batch.response import error_line, output_line, unexecuted_line
 from hpcgen.batch.run_directory import RunDirectory
 from hpcgen.batch.sub_batches import Counts, SubBatches, write_outputs
 from hpcgen.errors import HpcgenError
@@ -131,6 +131,18 @@ class Results:
         self._samples.pop(request, None)
         self.journal.append(request, False, error_line(self._run_id, request, error))
         self.sync()
+
+    def abandon(self, code: str, message: str) -> None:
+        """Every request that is not finished ends unexecuted, with this error.
+
+        Raises:
+            JournalError: the journal cannot be written.
+        """
+        for request in np.flatnonzero(self.journal.offsets < 0).tolist():
+            self._samples.pop(request, None)
+            custom_id = self._input.read(request).custom_id
+            self.journal.append(request, False, unexecuted_line(self._run_id, request, custom_id, code, message))
+        self.sync(now=True)
 
     def sync(self, now: bool = False) -> int:
         """Make finished requests durable, if it is time or `now`, and release complete sub-batches; how many became so.

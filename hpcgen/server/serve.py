@@ -1,0 +1,125 @@
+"""`hpcgen serve`: puts the server together, with an engine of its own or in front of Slurm."""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hpcgen.batch.lock import DirectoryLock
+from hpcgen.errors import HpcgenError
+from hpcgen.jobs import signals
+from hpcgen.server.delivery import RunSettings, remove_orphans
+from hpcgen.server.front import FrontSettings, bind, run_front, start_front
+from hpcgen.server.settings import Limits, Places
+from hpcgen.server.store import Store
+from hpcgen.server.tokens import load_tokens, require_tokens_beyond_loopback
+
+IDLE_SECONDS = 0.02
+Say = Callable[[str], None]
+
+
+class FrontDied(HpcgenError):
+    """The process that speaks HTTP ended."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """What both ways to run have in common."""
+
+    model: Path
+    directory: Path
+    """State, files and run directories."""
+    name: str
+    """Of the model in the API."""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    token_file: Path | None = None
+    limits: Limits = field(default_factory=Limits)
+    watched: Path | None = None
+    sub_batch: int | None = None
+
+
+def prepare_front(options: ServeOptions, say: Say) -> FrontSettings:
+    """Raises HpcgenError for what the operator can mend."""
+    tokens = load_tokens(options.token_file)
+    require_tokens_beyond_loopback(options.host, tokens)
+    if not tokens:
+        say("no tokens: everybody who has an account on this machine can use the server; see --token-file")
+    return FrontSettings(Places(options.directory.absolute()), options.limits, tokens, options.name, options.watched)
+
+
+@contextmanager
+def open_state(places: Places) -> Iterator[Store]:
+    """The state, which one server at a time may use, freed of what a crash left.
+
+    Raises:
+        ServerError, LockedError: it cannot be used.
+    """
+    os.umask(0o077)
+    places.make()
+    lock = DirectoryLock(places.root)
+    try:
+        store = Store(places.database)
+        remove_orphans(store, places)
+        yield store
+    finally:
+        lock.release()
+
+
+def serve_slurm(options: ServeOptions, job: "object", arguments: Sequence[str], say: Say) -> None:
+    """Serves until it is asked to stop; jobs go on.
+
+    Args:
+        job: SlurmOptions of each batch's job.
+        arguments: of `hpcgen run`, besides model and files.
+    """
+    from hpcgen.batch.detokenization import Detokenizer
+    from hpcgen.jobs.submission import SlurmOptions
+    from hpcgen.server.slurm_runs import SlurmRuns
+
+    assert isinstance(job, SlurmOptions)
+    front = prepare_front(options, say)
+    listening = bind(options.host, options.port)
+    with open_state(front.places) as store:
+        settings = RunSettings(options.model, {}, options.sub_batch, options.limits.line_bytes)
+        runs = SlurmRuns(store, front.places, settings, job, arguments, lambda: Detokenizer.load(options.model))
+        runs.start()
+        run_front(front, listening)
+        runs.stop()
+
+
+def serve_local(options: ServeOptions, instance: "object", say: Say) -> None:
+    """Serves with an engine in this process; under mpirun with one over all ranks. Until it is asked to stop.
+
+    Args:
+        instance: InstanceOptions of the engine.
+    """
+    from hpcgen.cluster.world import open_world
+    from hpcgen.jobs.instance import InstanceOptions
+    from hpcgen.server.local import follow_local, lead_local
+
+    assert isinstance(instance, InstanceOptions)
+    stop = signals.current()
+    with open_world() as world:
+        if not world.leads:
+            follow_local(world, instance)
+            return
+        front = prepare_front(options, say)
+        listening = bind(options.host, options.port)
+        with open_state(front.places) as store:
+            process = start_front(front, listening)
+            listening.close()
+            try:
+                with lead_local(world, instance, store, front.places, options, say) as pool:
+                    while not stop.requested:
+                        if not process.is_alive():
+                            raise FrontDied(f"the HTTP process ended with status {process.exitcode}; its log says why")
+                        if not pool.turn():
+                            time.sleep(IDLE_SECONDS)
+            finally:
+                process.terminate()
+                process.join()

@@ -1,8 +1,7 @@
 """The engine in one process: asks the scheduler, executes the plan, reports, and hands out what finished."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable
 
 from hpcgen.engine.executor import Activity, Executor
 from hpcgen.scheduler.admission import NeverFits
@@ -17,9 +16,6 @@ class Engine:
     def __init__(self, scheduler: Scheduler, executor: Executor):
         self._scheduler, self._executor = scheduler, executor
         self._failed: list[Sequence] = []
-        self.ranks = self.nodes = 1
-        self.side_task: Callable[[object], object] = lambda task: None
-        """What carries out the tasks of `ask`."""
         self.backlog = 0
         """Tokens that still have to be prefilled; whoever feeds the engine keeps a wave of them here."""
 
@@ -46,8 +42,8 @@ class Engine:
         """The unfinished sequences, oldest first: what a checkpoint saves between two steps."""
         return [sequence for _, sequence in sorted(self._executor.sequences.items())]
 
-    def add(self, sequence: Sequence, node: int | None = None) -> None:
-        """Takes a sequence; the KV of one that has some is in the host store of `node`.
+    def add(self, sequence: Sequence) -> None:
+        """Takes a sequence; where it owns pages, its first `kv_length` tokens have KV in them.
 
         One that can never fit fails alone, and comes out of the next `step` with its error.
         """
@@ -58,7 +54,7 @@ class Engine:
                 sequence.max_length,
                 generated=len(sequence.output),
                 kv_length=sequence.kv_length,
-                node=node,
+                node=0 if sequence.pages else None,
             )
         except NeverFits as error:
             sequence.error = str(error)
@@ -67,18 +63,6 @@ class Engine:
         else:
             self._executor.sequences[sequence.id] = sequence
             self.backlog += sequence.prefill_target - sequence.kv_length
-
-    def node_of(self, sequence: int) -> int | None:
-        """The node whose host store has the sequence's KV."""
-        return 0
-
-    def ask(self, tasks: Seq[object]) -> list[object]:
-        """Has every rank carry out its task, between two decisions; their answers."""
-        return [self.side_task(task) for task in tasks]
-
-    def ask_leaders(self, tasks: Mapping[int, object]) -> dict[int, object]:
-        """As `ask`, of the leaders of some nodes: node -> task to node -> answer."""
-        return {node: self.side_task(task) for node, task in tasks.items()}
 
     def cancel(self, keys: Iterable[int]) -> None:
         """Drops unfinished sequences that nobody waits for any more: they come out of no step."""

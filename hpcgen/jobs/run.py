@@ -12,6 +12,7 @@ from hpcgen.batch.intake import Intake
 from hpcgen.batch.reader import BatchInput
 from hpcgen.batch.results import Results, check_output_path, error_path
 from hpcgen.batch.run_directory import RunDirectory
+from hpcgen.checkpoint.manifest import epochs
 from hpcgen.cluster.coordinator import Coordinator, follow
 from hpcgen.cluster.ending import InterruptFlag, leave_signals_to_rank_0
 from hpcgen.cluster.world import World, open_world
@@ -20,8 +21,9 @@ from hpcgen.engine.engine import Engine
 from hpcgen.engine.executor import Activity
 from hpcgen.errors import HpcgenError
 from hpcgen.jobs import signals
+from hpcgen.jobs.cluster_recovery import ClusterRecovery, side_task
 from hpcgen.jobs.instance import InstanceOptions, Prepared, open_weights, prepare
-from hpcgen.jobs.recovery import Recovery, side_task
+from hpcgen.jobs.recovery import Recovery, prefill_rate
 from hpcgen.jobs.totals import JobTimes, token_totals
 from hpcgen.report.events import EventLog
 from hpcgen.report.progress import Counts, Progress
@@ -106,6 +108,8 @@ def _follow(world: World, options: RunOptions) -> None:
         return
     weights = open_weights(world, options.model, prepared.options, lambda line: None)
     assembly = prepared.build_rank(world, weights)
+    run_directory = RunDirectory(options.run_directory or default_run_directory(options.output))
+    assembly.executor.side_task = side_task(world, assembly, run_directory.checkpoints)
     try:
         with prepared.watchdog.watch():
             follow(world, assembly.worker)
@@ -140,7 +144,7 @@ class _Batch:
         say: Callable[[str], None],
     ):
         self._world = world
-        self._interrupt = InterruptFlag().install() if world.size > 1 else InterruptFlag()
+        self._interrupt = InterruptFlag().install()
         self._options, self._engine_options, self._input = options, engine_options, batch_input
         self._run_directory, self._results, self._say = run_directory, results, say
         self._counts = Counts(requests=len(batch_input), done=results.finished, failed=results.failed)
@@ -152,39 +156,50 @@ class _Batch:
     def run(self, prepared: Prepared, events: EventLog) -> None:
         """Until every request has a result or an error; the journal is synced whatever happens."""
         self._events = events
-        interval = self._options.checkpoint_interval
         checkpoints = self._run_directory.checkpoints
-        self._recovery = recovery = Recovery(
-            checkpoints, interval, prepared.model.kv_layout, self._results, events, self._say
-        )
+        restored: set[int] = set()
         intake = Intake(
             self._input,
             self._options.model,
             self._options.seed,
             self._engine_options.max_model_len,
-            lambda request: self._results.is_finished(request) or request in recovery.requests,
+            lambda request: self._results.is_finished(request) or request in restored,
             ahead=max(512, self._wave // 2),
         )
         with intake, Progress(self._counts) as self._progress:
-            intake.start()
+            if not epochs(checkpoints):
+                intake.start()
             weights = open_weights(self._world, self._options.model, self._engine_options, self._say)
             engine, assembly = prepared.build_engine(self._world, weights, self._advanced)
             self._watchdog = prepared.watchdog
             self._engine, self.activity = engine, engine.activity
-            self._seen = (0, time.perf_counter())
             self._describe(assembly)
-            assembly.executor.side_task = side_task(
-                assembly.executor, NodeCheckpoint(checkpoints, self._world.node_index, assembly.store)
-            )
+            self._recovery = self._open_recovery(engine, assembly)
             try:
                 with self._watchdog.watch():
+                    rate = prefill_rate(self._run_directory.events_path)
+                    restored |= self._recovery.restore(engine, self._results, rate)
                     self._loop(intake, engine)
                 engine.stop()
                 engine.close()
             finally:
+                self._recovery.close()
                 assembly.device.close()
                 self._results.sync(now=True)
                 self._update("finished" if self._results.complete else "stopped")
+
+    def _open_recovery(self, engine: Engine | Coordinator, assembly: RankAssembly) -> Recovery:
+        checkpoints, interval = self._run_directory.checkpoints, self._options.checkpoint_interval
+        if isinstance(engine, Coordinator):
+            assembly.executor.side_task = side_task(self._world, assembly, checkpoints)
+            layout, pages = assembly.model.kv_layout, assembly.store.count
+            return ClusterRecovery(
+                checkpoints, engine, layout, pages, interval=interval, events=self._events, say=self._say
+            )
+        in_place = assembly.device.keeps_kv
+        return Recovery(
+            checkpoints, assembly.store, in_place=in_place, interval=interval, events=self._events, say=self._say
+        )
 
     @property
     def _wave(self) -> int:
@@ -206,17 +221,21 @@ class _Batch:
             if not engine.pending and intake.exhausted:
                 return
             self._stop_where_asked(engine)
+            self._recovery.save_if_due(engine, self._results)
             for sequence in engine.step():
                 self._finish(sequence)
 
     def _stop_where_asked(self, engine: Engine | Coordinator) -> None:
         """Between two decisions all ranks are at the same place and can end in good order."""
-        if self._interrupt.requested or signals.current().requested:
+        stop = signals.current()
+        if self._interrupt.requested or stop.requested:
+            deadline = stop.deadline(self._options.grace) if stop.requested else None
+            self._recovery.save_before_leaving(engine, self._results, deadline)
             engine.stop()
             engine.close()
             if self._interrupt.requested:
                 raise KeyboardInterrupt
-            signals.current().check()
+            stop.check()
 
     def _finish(self, sequence: Sequence) -> None:
         self._done_tokens += len(sequence.output)

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from hpcgen import __version__
 from hpcgen.server import batches_api, files_api, service_api
 from hpcgen.server.access import Server
-from hpcgen.server.errors import ApiError, error_body
+from hpcgen.server.api_errors import ApiError, error_body
 from hpcgen.server.guard import Guard
 from hpcgen.server.objects import ErrorResponse
 

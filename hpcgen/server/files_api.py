@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from starlette.responses import FileResponse
 
 from hpcgen.server.access import Access, get_access
-from hpcgen.server.errors import ApiError, not_found
+from hpcgen.server.api_errors import ApiError, not_found
 from hpcgen.server.objects import ErrorResponse, ExpiresAfter, FileDeleted, FileList, FileObject, page
 from hpcgen.server.store import Full, StoredFile
 from hpcgen.server.upload import Upload, receive

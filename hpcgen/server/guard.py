@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hpcgen.server.errors import ApiError, busy
+from hpcgen.server.api_errors import ApiError, busy
 from hpcgen.server.settings import Limits
 
 _UPLOAD = ("POST", "/v1/files")

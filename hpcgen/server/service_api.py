@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from starlette.responses import Response
 
 from hpcgen.server.access import Access, get_access
-from hpcgen.server.errors import not_found
+from hpcgen.server.api_errors import not_found
 from hpcgen.server.objects import ErrorResponse, Health, ModelList, ModelObject
 from hpcgen.server.store import Store
 

@@ -7,7 +7,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpcgen.server.errors import ApiError, ServerError
+from hpcgen.server.api_errors import ApiError
+from hpcgen.server.errors import ServerError
 
 ENVIRONMENT = "HPCGEN_TOKENS"
 """Tokens, separated by commas, where there is no token file."""

@@ -12,7 +12,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
 
 from hpcgen.batch.durable import FILE_MODE, sync_directory
-from hpcgen.server.errors import ApiError
+from hpcgen.server.api_errors import ApiError
 
 _BUFFER_BYTES = 2**20
 _FIELD_BYTES = 1024

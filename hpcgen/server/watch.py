@@ -23,9 +23,10 @@ from hpcgen.batch.request import CHAT, URLS
 from hpcgen.batch.results import error_path
 from hpcgen.batch.run_directory import RunDirectory
 from hpcgen.server.access import Access, Server
+from hpcgen.server.api_errors import ApiError
 from hpcgen.server.batches_api import admit, new_batch
 from hpcgen.server.delivery import new_file_id
-from hpcgen.server.errors import ApiError, ServerError
+from hpcgen.server.errors import ServerError
 from hpcgen.server.store import OPEN, StoredBatch, StoredFile
 
 OWNER = "watched directory"

@@ -88,16 +88,44 @@ def test_a_cancelled_job_stays_cancelled_until_it_is_resumed(run):
     run.check_results()
 
 
-def test_a_plain_batch_script_is_preempted_and_goes_on(run):
+def sbatch_instance(run):
+    """Submits the run by the batch script for plain sbatch; the job id."""
     script = ROOT / "slurm" / "instance.sbatch"
     done = run.cluster.run(
         "sbatch", "--parsable", "--time=10", script, *run.arguments, "--run-dir", run.directory,
         cwd=run.output.parent, env=run.cluster.environment | {"HPCGEN_HOME": str(ROOT)},
     )  # fmt: skip
-    run.job_id = done.stdout.strip()
+    return done.stdout.strip()
+
+
+def test_a_plain_batch_script_is_preempted_and_goes_on(run):
+    run.job_id = sbatch_instance(run)
     run.wait_for_results(REQUESTS // 4)
     run.cluster.preempt()
     wait(lambda: run.job.restarts, "the requeue")
+    run.wait_for_end()
+    run.check_results()
+
+
+def test_a_second_job_on_the_same_run_directory_is_refused(run):
+    run.submit("--time", 10)
+    run.wait_for_results(1)
+    again = run.cluster.hpcgen("submit", *run.arguments, check=False)
+    assert again.returncode == 2
+    assert f"({run.job_id})" in again.stderr
+    second = sbatch_instance(run)
+    wait(lambda: run.cluster.job(second).ended, "the second job to end")
+    assert run.cluster.job(second).state == "FAILED"
+    assert "is in use by process" in (run.output.parent / f"hpcgen-{second}.log").read_text()
+    run.wait_for_end()
+    run.check_results()
+
+
+def test_a_run_longer_than_the_time_limit_is_requeued_until_it_is_done(run):
+    # One sequence at a time: longer than the limit. Slurm may send the signal up to a minute early.
+    run.submit("--time", 2, "--signal-seconds", 60, "--expert-batch", 1)
+    wait(lambda: run.job.restarts or run.job.ended, "the time limit")
+    assert run.job.restarts, run.log
     run.wait_for_end()
     run.check_results()
 

@@ -93,6 +93,25 @@ struct Units16 {
   __m512i v;
 };
 inline Units16 load_units(const uint32_t* p) { return {_mm512_loadu_si512(p)}; }
+inline Units16 units(uint32_t bits) { return {_mm512_set1_epi32(static_cast<int>(bits))}; }
+inline Units16 operator&(Units16 a, Units16 b) { return {_mm512_and_si512(a.v, b.v)}; }
+inline Units16 operator|(Units16 a, Units16 b) { return {_mm512_or_si512(a.v, b.v)}; }
+template <int Bits>
+Units16 shift_left(Units16 a) {
+  return {_mm512_slli_epi32(a.v, Bits)};
+}
+inline Units16 where_equal(Units16 a, Units16 b, Units16 value, Units16 otherwise) {
+  return {_mm512_mask_mov_epi32(otherwise.v, _mm512_cmpeq_epi32_mask(a.v, b.v), value.v)};
+}
+// Sixteen bytes; and the sixteen halves of eight bytes, the lower ones first.
+inline Units16 load_bytes(const uint8_t* p) {
+  return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+inline Units16 load_nibbles(const uint8_t* p) {
+  const __m512i bytes = _mm512_cvtepu8_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  return {_mm512_or_si512(_mm512_and_si512(bytes, _mm512_set1_epi64(0x0f)),
+                          _mm512_slli_epi64(_mm512_srli_epi64(bytes, 4), 32))};
+}
 inline F32x16 as_floats(Units16 u) { return {_mm512_castsi512_ps(u.v)}; }
 inline F32x16 even_of_pairs(Units16 u) { return {_mm512_castsi512_ps(_mm512_slli_epi32(u.v, 16))}; }
 inline F32x16 odd_of_pairs(Units16 u) {
@@ -211,6 +230,35 @@ struct Units16 {
 inline Units16 load_units(const uint32_t* p) {
   return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
           _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 8))};
+}
+inline Units16 units(uint32_t bits) {
+  const __m256i v = _mm256_set1_epi32(static_cast<int>(bits));
+  return {v, v};
+}
+inline Units16 operator&(Units16 a, Units16 b) {
+  return {_mm256_and_si256(a.lo, b.lo), _mm256_and_si256(a.hi, b.hi)};
+}
+inline Units16 operator|(Units16 a, Units16 b) { return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)}; }
+template <int Bits>
+Units16 shift_left(Units16 a) {
+  return {_mm256_slli_epi32(a.lo, Bits), _mm256_slli_epi32(a.hi, Bits)};
+}
+inline Units16 where_equal(Units16 a, Units16 b, Units16 value, Units16 otherwise) {
+  return {_mm256_blendv_epi8(otherwise.lo, value.lo, _mm256_cmpeq_epi32(a.lo, b.lo)),
+          _mm256_blendv_epi8(otherwise.hi, value.hi, _mm256_cmpeq_epi32(a.hi, b.hi))};
+}
+inline Units16 load_bytes(const uint8_t* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8))};
+}
+inline Units16 load_nibbles(const uint8_t* p) {
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  const auto spread = [](__m128i four) {
+    const __m256i wide = _mm256_cvtepu8_epi64(four);
+    return _mm256_or_si256(_mm256_and_si256(wide, _mm256_set1_epi64x(0x0f)),
+                           _mm256_slli_epi64(_mm256_srli_epi64(wide, 4), 32));
+  };
+  return {spread(bytes), spread(_mm_srli_si128(bytes, 4))};
 }
 inline F32x16 as_floats(Units16 u) { return {_mm256_castsi256_ps(u.lo), _mm256_castsi256_ps(u.hi)}; }
 inline F32x16 even_of_pairs(Units16 u) {

@@ -18,29 +18,20 @@ namespace hpcgen {
 
 enum class Storage : int32_t { panels = 0, fp8_block = 1, mxfp4 = 2 };
 
-// Widens bits of small floats: shifted to where a float has them, they are 2^-`bias` too small, subnormals too.
-inline F32x16 rescaled(const uint32_t* bits, float power) {
-  return as_floats(load_units(bits)) * broadcast(power);
-}
+// Both small formats are read by moving their bits to where a float has them: the value is then a fixed power of two too
+// small, subnormals included.
 
 // Sixteen float8_e4m3fn.
 inline F32x16 from_fp8(const uint8_t* bytes) {
-  alignas(64) uint32_t bits[kLanes];
-  for (int i = 0; i < kLanes; ++i) {
-    const uint32_t b = bytes[i], magnitude = b & 0x7f;
-    bits[i] = (b & 0x80) << 24 | (magnitude == 0x7f ? 0x7f800001u : magnitude << 20);
-  }
-  return rescaled(bits, 0x1p120f);
+  const Units16 all = load_bytes(bytes), magnitude = all & units(0x7f);
+  const Units16 number = where_equal(magnitude, units(0x7f), units(0x7fc00000), shift_left<20>(magnitude));
+  return as_floats(number | shift_left<24>(all & units(0x80))) * broadcast(0x1p120f);
 }
 
 // Sixteen e2m1 of eight bytes, the low nibble first.
 inline F32x16 from_e2m1(const uint8_t* bytes) {
-  alignas(64) uint32_t bits[kLanes];
-  for (int i = 0; i < kLanes; ++i) {
-    const uint32_t nibble = i % 2 ? bytes[i / 2] >> 4 : bytes[i / 2] & 15u;
-    bits[i] = (nibble & 8) << 28 | (nibble & 7) << 22;
-  }
-  return rescaled(bits, 0x1p126f);
+  const Units16 all = load_nibbles(bytes);
+  return as_floats(shift_left<22>(all & units(7)) | shift_left<28>(all & units(8))) * broadcast(0x1p126f);
 }
 
 // 2^(exponent - 127).

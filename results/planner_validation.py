@@ -131,6 +131,7 @@ def described(ran: Assembly) -> str:
     if ran.phases is None:
         return "in place"
     decode = ran.phases[Phase.DECODE]
+    assert ran.budget.limit is not None
     return f"{ran.budget.limit / 2**20:,.0f} MiB: {len(decode.resident)} units resident, KV in {decode.kv}"
 
 
@@ -159,8 +160,8 @@ def main() -> None:
                 error = predicted / measured - 1
                 errors.append(abs(error))
                 print(
-                    f"| {name} | {count} | {prompts} | {outputs} | {microbatch} | {batch} | {described(ran)} | {predicted:.2f} "
-                    f"| {measured:.2f} | {error:+.1%} |",
+                    f"| {name} | {count} | {prompts} | {outputs} | {microbatch} | {batch} | {described(ran)} "
+                    f"| {predicted:.2f} | {measured:.2f} | {error:+.1%} |",
                     flush=True,
                 )
     print(f"\n{len(errors)} runs: median error {np.median(errors):.1%}, worst {max(errors):.1%}")

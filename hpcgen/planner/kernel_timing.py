@@ -152,7 +152,7 @@ class KernelTiming:
 
     def _copy_seconds(self, nbytes: int) -> float:
         copies = max(1, min(COLD // nbytes, 64))
-        sources = [torch.zeros(nbytes, dtype=torch.uint8) for _ in range(copies)]
+        sources = [torch.ones(nbytes, dtype=torch.uint8) for _ in range(copies)]  # zeros may share one page
         target = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
         return self._watch.seconds(partial(target.copy_, source) for source in _round(sources))
 

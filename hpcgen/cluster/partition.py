@@ -54,10 +54,13 @@ class PartitionedDecode:
         attention: AttentionBackend,
         structured: StructuredOutput | None,
     ) -> None:
-        """`model` is the whole one, `directory` the one to build another from."""
+        """`model` is the whole one, with the experts backend that computes on this rank; another is built from
+        `directory`."""
         from mpi4py import MPI
 
         self._mpi, self._comm = MPI, comm
+        # In decode the model's own backend is the one that spreads experts over the ranks.
+        self._experts = model.experts_backend
         self._whole, self._directory, self._weights = model, directory, weights
         self._store, self._attention, self._structured = store, attention, structured
         self._shard: TensorParallelShard | None = None
@@ -93,7 +96,7 @@ class PartitionedDecode:
 
     def _bind_shard(self) -> TensorParallelShard:
         whole = self._whole
-        model = CausalModel.build(self._directory, whole.dtype, whole.device, whole.experts_backend)
+        model = CausalModel.build(self._directory, whole.dtype, whole.device, self._experts)
         shard = self._shard = TensorParallelShard(model, self._comm.rank, self._comm.size)
         for unit in model.units:
             shard.prepare(unit, {name: self._weights.get(name) for name in model.units[unit]}).apply()

@@ -77,6 +77,15 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_instance_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments that concern the model and the machine, which `serve` takes too."""
+    recovery = parser.add_argument_group("recovery")
+    recovery.add_argument(
+        "--checkpoint-interval", type=float, default=600.0, metavar="SECONDS",
+        help="time between checkpoints of the unfinished sequences (default: 600; 0: only before leaving)",
+    )  # fmt: skip
+    recovery.add_argument(
+        "--grace", type=float, metavar="SECONDS",
+        help="time from SIGTERM or SIGUSR2 to the kill, for the last checkpoint (default: what Slurm says)",
+    )  # fmt: skip
     model = parser.add_argument_group("model")
     model.add_argument("--seed", type=int, default=0, help="seed of requests that name none (default: 0)")
     model.add_argument(
@@ -174,6 +183,8 @@ def _run(arguments: argparse.Namespace) -> int:
             attention_microbatch=arguments.attention_microbatch,
             expert_batch=arguments.expert_batch,
             sub_batch=arguments.sub_batch,
+            checkpoint_interval=arguments.checkpoint_interval,
+            grace=arguments.grace,
             threads=arguments.threads,
             stall_timeout=arguments.stall_timeout,
             migrate=arguments.migrate,

@@ -298,5 +298,7 @@ def _summarise(options: RunOptions, run_directory: RunDirectory, results: Result
         scts=jobs.since_start(results.sub_batches.completion_times()) if results.sub_batches else (),
         resumed=jobs.count - 1,
     )
+    for file in run_directory.checkpoints.iterdir():  # what they held is in the results
+        file.unlink(missing_ok=True)
     run_directory.mark_complete({"requests_ok": counts.completed, "requests_failed": counts.failed, "bct": summary.bct})
     return summary

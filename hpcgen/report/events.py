@@ -56,6 +56,7 @@ class EventLog:
             self._record_steps()
             self._phase = phase
             self._append("phase", {"phase": phase})
+            self._flushed = 0.0  # whoever watches the run sees the switch at once
         self._steps += 1
         self._tokens += tokens
         self._seconds += seconds

@@ -20,6 +20,7 @@ from hpcgen.kernels.attention.torch_reference import TorchAttention
 from hpcgen.kernels.experts.grouped import GroupedExperts
 from hpcgen.kernels.experts.interface import ExpertsBackend, ExpertWeights
 from hpcgen.kernels.experts.native import NativeExperts
+from hpcgen.kernels.experts.torch_reference import TorchExperts
 from hpcgen.kernels.layouts import PANELS, StoredTensor, pack
 from hpcgen.kernels.native.library import NativeLibrary, native_library
 from hpcgen.sequence import PAGE_TOKENS, pages_for
@@ -113,6 +114,24 @@ def experts(machine: Machine, library: NativeLibrary) -> None:
             call(native, packed),
             call(grouped, plain),
         )
+    fp8 = _expert_weights(*map(_in_fp8, stored))
+    for tokens in (64, 1024):
+        x = torch.randn(tokens, hidden).to(BF16)
+        index, weight = torch.rand(tokens, count).argsort(1)[:, :top_k], torch.rand(tokens, top_k)
+        used = len(index.unique())
+        machine.row(
+            f"experts in fp8 blocks, {tokens} tokens",
+            6.0 * tokens * top_k * hidden * intermediate,
+            3.0 * used * hidden * intermediate,
+            lambda x=x, index=index, weight=weight: native.forward(fp8, x, index, weight),
+            lambda x=x, index=index, weight=weight: TorchExperts().forward(fp8, x, index, weight),
+        )
+
+
+def _in_fp8(weight: torch.Tensor) -> StoredTensor:
+    scale = torch.full((len(weight), weight.shape[1] // 128, weight.shape[2] // 128), 0.05)
+    shape = tuple(weight.shape)
+    return StoredTensor((weight * 20).to(torch.float8_e4m3fn), shape, "fp8-block", scale, (128, 128))
 
 
 def _expert_weights(gate_up: StoredTensor, down: StoredTensor) -> ExpertWeights:

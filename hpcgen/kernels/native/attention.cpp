@@ -5,20 +5,11 @@
 // query rows (tokens times the query heads of one KV group) makes its two products while they are in the cache.
 #include "attention_call.h"
 
-#include <limits>
-
 #include "gemm.h"
+#include "online_softmax.h"
 
 namespace hpcgen {
 namespace {
-
-constexpr float kLowest = -1e30f;  // finite: differences with it are no NaN
-
-inline float exp(float x) {
-  float lanes[kLanes];
-  store(lanes, exp(broadcast(x)));
-  return lanes[0];
-}
 
 inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
@@ -240,9 +231,11 @@ class Attention {
       Kernel::multiply(query.tile(t), rows, space.keys + token * key_units_, key_units_, space.scores + token,
                        kPageTokens, false);
     for (int r = 0; r < rows; ++r) {
-      const int64_t position = item.position + (query.start(t) + r) / heads_per_group_;
-      weigh(position - page * kPageTokens, space.scores + r * kPageTokens, sums + r * value_columns_, highest[r],
-            total[r]);
+      // Of the query, counted from the page's first token.
+      const int64_t position = item.position + (query.start(t) + r) / heads_per_group_ - page * kPageTokens;
+      const int64_t first_seen = call_.window > 0 ? std::max<int64_t>(0, position + 1 - call_.window) : 0;
+      weigh(static_cast<int>(first_seen), static_cast<int>(std::min(kPageTokens, position + 1)), call_.scale,
+            space.scores + r * kPageTokens, sums + r * value_columns_, value_columns_, highest[r], total[r]);
       round_weights(space.scores + r * kPageTokens, space.weight_rows + r * page_units);
     }
     const int64_t units = tokens / per_unit;
@@ -250,43 +243,6 @@ class Attention {
     for (int64_t column = 0; column < value_columns_; column += kPanelColumns)
       Kernel::multiply(space.weights, rows, space.values + column * page_units, units, sums + column,
                        value_columns_, true);
-  }
-
-  // Scores of one row and one page to weights relative to the highest score so far, in place.
-  // `position`: of the query, counted from the page's first token.
-  void weigh(int64_t position, float* scores, float* sums, float& highest, float& total) const {
-    constexpr int vectors = kPageTokens / kLanes;
-    const int high = static_cast<int>(std::min(kPageTokens, position + 1));
-    const int low = call_.window > 0 ? static_cast<int>(std::max<int64_t>(0, position + 1 - call_.window)) : 0;
-    if (low >= high) {
-      std::fill(scores, scores + kPageTokens, 0.0f);
-      return;
-    }
-    const bool all = low == 0 && high == kPageTokens;
-    const F32x16 scale = broadcast(call_.scale);
-    F32x16 s[vectors];
-    for (int v = 0; v < vectors; ++v) {
-      s[v] = load(scores + v * kLanes) * scale;
-      if (!all) s[v] = select(lanes_between(low - v * kLanes, high - v * kLanes), s[v], broadcast(kLowest));
-    }
-    const float peak = maximum(max(max(s[0], s[1]), max(s[2], s[3])));
-    if (peak > highest) {
-      if (total > 0) {
-        const float factor = exp(highest - peak);
-        total *= factor;
-        const F32x16 factors = broadcast(factor);
-        for (int64_t c = 0; c < value_columns_; c += kLanes) store(sums + c, load(sums + c) * factors);
-      }
-      highest = peak;
-    }
-    F32x16 sum_of_weights = zero();
-    for (int v = 0; v < vectors; ++v) {
-      s[v] = exp(s[v] - broadcast(highest));
-      if (!all) s[v] = select(lanes_between(low - v * kLanes, high - v * kLanes), s[v], zero());
-      sum_of_weights = sum_of_weights + s[v];
-      store(scores + v * kLanes, s[v]);
-    }
-    total += sum(sum_of_weights);
   }
 
   static void round_weights(const float* weights, uint32_t* units) {

@@ -31,12 +31,12 @@ def extract_gguf(directory: Path) -> None:
 
 def save_as_bf16(gguf_directory: Path, destination: Path) -> None:
     """Writes config, bf16 safetensors, tokenizer and chat template to `destination`."""
+    os.environ["TQDM_DISABLE"] = "1"  # read when transformers imports tqdm
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
     logging.set_verbosity_error()
-    logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(gguf_directory, gguf_file=GGUF_NAME)
     model = AutoModelForCausalLM.from_pretrained(gguf_directory, gguf_file=GGUF_NAME, dtype=torch.float32)
     # The weights are dequantised by now, but save_pretrained refuses a model that remembers its quantiser.

@@ -56,7 +56,7 @@ class EventLog:
             self._record_steps()
             self._phase = phase
             self._append("phase", {"phase": phase})
-            self._flushed = 0.0  # whoever watches the run sees the switch at once
+            self._write_out()  # whoever watches the run sees the switch at once
         self._steps += 1
         self._tokens += tokens
         self._seconds += seconds
@@ -65,6 +65,9 @@ class EventLog:
     def flush(self) -> None:
         self._record_steps()
         self._flushed = self._clock()
+        self._write_out()
+
+    def _write_out(self) -> None:
         data, self._buffer = b"".join(self._buffer), []
         if not data:
             return

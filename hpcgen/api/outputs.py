@@ -43,6 +43,8 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput] = field(default_factory=list)
     error: str | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    """At each place of the prompt; None where it is not scored."""
     finished: bool = True
 
 
@@ -60,7 +62,11 @@ def assembled(
     if errors:
         output.error = errors[0]
         return output
-    for sample in sorted(samples, key=lambda sample: sample.sample):
+    ordered = sorted(samples, key=lambda sample: sample.sample)
+    if ordered[0].sampling.prompt_logprobs is not None:
+        scored = [_logprobs(entry, detokenizer) for entry in ordered[0].prompt_logprobs]
+        output.prompt_logprobs = [None] * (len(ordered[0].prompt) - len(scored)) + scored
+    for sample in ordered:
         output.outputs.append(_completion(request, sample, detokenizer, end_of_sequence))
     return output
 

@@ -6,7 +6,9 @@ from typing import Any
 
 _SAME_NAME = (
     "n", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop_token_ids", "presence_penalty",
-    "frequency_penalty", "repetition_penalty", "logit_bias", "ignore_eos",
+    "frequency_penalty", "repetition_penalty", "logit_bias", "ignore_eos", "prompt_logprobs",
+    "prompt_logprobs_start",
+    "structured_outputs",
 )  # fmt: skip
 
 
@@ -31,6 +33,12 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     """How many of the most likely tokens get their log-probability, beside the chosen one; None: not even that."""
+    prompt_logprobs: int | None = None
+    """As `logprobs`, for the tokens of the prompt."""
+    prompt_logprobs_start: int | None = None
+    """First position of the prompt that is scored (not one of vLLM's: scoring an answer needs no more)."""
+    structured_outputs: Mapping[str, Any] | None = None
+    """What the text must conform to: one of json, regex, choice, grammar and json_object."""
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0

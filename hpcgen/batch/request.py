@@ -74,6 +74,10 @@ class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
     logit_bias: dict[_TokenId, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     ignore_eos: bool | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    """Log-probabilities of the prompt's tokens, and of so many of the most likely ones at each place."""
+    prompt_logprobs_start: Annotated[int, Meta(ge=1)] | None = None
+    """First position that is scored."""
     stream: bool | None = None
     stream_options: Any = None
     response_format: ResponseFormat | None = None
@@ -90,6 +94,8 @@ class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.stream or self.stream_options is not None:
             raise ValueError("stream is not supported in a batch: remove stream and stream_options")
+        if self.prompt_logprobs_start is not None and self.prompt_logprobs is None:
+            raise ValueError("prompt_logprobs_start needs prompt_logprobs")
         if any(not text for text in self.stop_strings):
             raise ValueError("stop must not contain an empty string")
         limit = self.token_limit

@@ -97,6 +97,7 @@ def _chat_choice(sample: Sequence, text: str, detokenizer: Detokenizer) -> dict[
         "message": {"role": "assistant", "content": text, "refusal": None},
         "logprobs": logprobs,
         "finish_reason": sample.finish_reason,
+        **_prompt_logprobs(sample, detokenizer),
     }
 
 
@@ -118,7 +119,32 @@ def _completion_choice(sample: Sequence, text: str, detokenizer: Detokenizer) ->
             "top_logprobs": [_completion_alternatives(entry, detokenizer) for entry in sample.logprobs],
             "text_offset": text_offsets(in_text),
         }
-    return {"index": sample.sample, "text": text, "logprobs": logprobs, "finish_reason": sample.finish_reason}
+    return {
+        "index": sample.sample,
+        "text": text,
+        "logprobs": logprobs,
+        "finish_reason": sample.finish_reason,
+        **_prompt_logprobs(sample, detokenizer),
+    }
+
+
+def _prompt_logprobs(sample: Sequence, detokenizer: Detokenizer) -> dict[str, Any]:
+    """vLLM's field: for each prompt token, itself and the most likely ones by id; null where it is not scored."""
+    if sample.sampling.prompt_logprobs is None:
+        return {}
+    unscored: list[Any] = [None] * (len(sample.prompt) - len(sample.prompt_logprobs))
+    scored = [
+        {
+            str(token): {"logprob": max(logprob, LOWEST_LOGPROB), "decoded_token": _text_of(token, detokenizer)}
+            for token, logprob in [(entry.token, entry.logprob), *entry.top]
+        }
+        for entry in sample.prompt_logprobs
+    ]
+    return {"prompt_logprobs": unscored + scored}
+
+
+def _text_of(token: int, detokenizer: Detokenizer) -> str:
+    return detokenizer.token_bytes(token).decode(errors="replace")
 
 
 def _completion_alternatives(entry: TokenLogprob, detokenizer: Detokenizer) -> dict[str, float]:

@@ -169,6 +169,8 @@ class RequestTokenizer:
             stop=stop,
             stop_token_ids=tuple(sorted(stop_ids)),
             logprobs=body.logprob_count,
+            prompt_logprobs=body.prompt_logprobs if sample == 0 else None,
+            prompt_logprobs_start=body.prompt_logprobs_start or 1,
             logit_bias=tuple(sorted(bias.items())),
             grammar=self._grammar(body),
             **given,

@@ -32,11 +32,16 @@ _SAMPLING_SCALARS: dict[str, type] = {
     "presence_penalty": np.float64,
     "frequency_penalty": np.float64,
     "repetition_penalty": np.float64,
+    "prompt_logprobs_start": np.int64,
 }
+_COUNTS = ("logprobs", "prompt_logprobs")
+"""Names of sampling options, and of the log-probabilities of a sequence that they ask for."""
 _TEXTS = ("finish_reason", "text", "error")
 
-STORED_FIELDS = {*_SEQUENCE_SCALARS, *_TEXTS, "status", "prompt", "output", "sampling", "logprobs"}
-STORED_SAMPLING_FIELDS = {*_SAMPLING_SCALARS, "logprobs", "stop", "stop_token_ids", "logit_bias", "grammar"}
+STORED_FIELDS = {*_SEQUENCE_SCALARS, *_TEXTS, "status", "prompt", "output", "sampling", "logprobs", "prompt_logprobs"}
+STORED_SAMPLING_FIELDS = {
+    *_SAMPLING_SCALARS, "logprobs", "prompt_logprobs", "stop", "stop_token_ids", "logit_bias", "grammar",
+}  # fmt: skip
 
 
 def encode(sequences: list[Sequence]) -> Columns:
@@ -54,9 +59,9 @@ def encode(sequences: list[Sequence]) -> Columns:
         _put_texts(columns, name, [getattr(s, name) for s in sequences])
     for name, dtype in _SAMPLING_SCALARS.items():
         columns[f"sampling/{name}"] = np.array([getattr(s.sampling, name) for s in sequences], dtype)
-    columns["sampling/logprobs"] = np.array(
-        [NO_LOGPROBS if s.sampling.logprobs is None else s.sampling.logprobs for s in sequences], np.int32
-    )
+    for name in _COUNTS:
+        counts = [getattr(s.sampling, name) for s in sequences]
+        columns[f"sampling/{name}"] = np.array([NO_LOGPROBS if c is None else c for c in counts], np.int32)
     stops = [s.sampling.stop for s in sequences]
     columns["sampling/stop/offsets"] = _offsets(len(stop) for stop in stops)
     _put_texts(columns, "sampling/stop/strings", [text for stop in stops for text in stop])
@@ -67,7 +72,8 @@ def encode(sequences: list[Sequence]) -> Columns:
     for name in Grammar._fields:
         texts = [getattr(s.sampling.grammar, name, None) for s in sequences]
         _put_texts(columns, f"sampling/grammar/{name}", texts)
-    _put_logprobs(columns, [s.logprobs for s in sequences])
+    for name in _COUNTS:
+        _put_logprobs(columns, name, [getattr(s, name) for s in sequences])
     return columns
 
 
@@ -79,7 +85,8 @@ def decode(columns: Mapping[str, np.ndarray]) -> list[Sequence]:
     statuses = [names[code] for code in columns["status"].tolist()]
     scalars |= {name: _get_texts(columns, name) for name in _TEXTS}
     prompts, outputs = _get_ragged(columns, "prompt"), _get_ragged(columns, "output")
-    samplings, logprobs = _get_sampling(columns), _get_logprobs(columns)
+    samplings = _get_sampling(columns)
+    logprobs, prompt_logprobs = (_get_logprobs(columns, name) for name in _COUNTS)
     return [
         Sequence(
             **{name: values[i] for name, values in scalars.items()},
@@ -88,6 +95,7 @@ def decode(columns: Mapping[str, np.ndarray]) -> list[Sequence]:
             output=array("I", outputs[i].tobytes()),
             sampling=samplings[i],
             logprobs=logprobs[i],
+            prompt_logprobs=prompt_logprobs[i],
         )
         for i in range(count)
     ]
@@ -121,7 +129,9 @@ def _get_texts(columns: Mapping[str, np.ndarray], name: str) -> list[str | None]
 
 def _get_sampling(columns: Mapping[str, np.ndarray]) -> list[SamplingParams]:
     scalars = {name: columns[f"sampling/{name}"].tolist() for name in _SAMPLING_SCALARS}
-    logprobs = columns["sampling/logprobs"].tolist()
+    logprobs, prompt_logprobs = (
+        [None if count == NO_LOGPROBS else count for count in columns[f"sampling/{name}"].tolist()] for name in _COUNTS
+    )
     strings = _get_texts(columns, "sampling/stop/strings")
     stop_offsets = columns["sampling/stop/offsets"].tolist()
     stops = [tuple(text or "" for text in strings[a:b]) for a, b in pairwise(stop_offsets)]
@@ -132,7 +142,8 @@ def _get_sampling(columns: Mapping[str, np.ndarray]) -> list[SamplingParams]:
     return [
         SamplingParams(
             **{name: values[i] for name, values in scalars.items()},
-            logprobs=None if logprobs[i] == NO_LOGPROBS else logprobs[i],
+            logprobs=logprobs[i],
+            prompt_logprobs=prompt_logprobs[i],
             stop=stops[i],
             stop_token_ids=tuple(stop_tokens[i].tolist()),
             logit_bias=tuple(zip(bias_tokens[i].tolist(), biases[i].tolist(), strict=True)),
@@ -142,22 +153,22 @@ def _get_sampling(columns: Mapping[str, np.ndarray]) -> list[SamplingParams]:
     ]
 
 
-def _put_logprobs(columns: Columns, rows: list[list[TokenLogprob]]) -> None:
-    """`logprobs` is ragged by sequence, its `top` ragged by entry."""
+def _put_logprobs(columns: Columns, name: str, rows: list[list[TokenLogprob]]) -> None:
+    """`name` is ragged by sequence, its `top` ragged by entry."""
     entries = [entry for row in rows for entry in row]
-    columns["logprobs/offsets"] = _offsets(len(row) for row in rows)
-    columns["logprobs/tokens"] = np.array([e.token for e in entries], np.uint32)
-    columns["logprobs/logprobs"] = np.array([e.logprob for e in entries], np.float64)
-    _put_ragged(columns, "logprobs/top/tokens", ([t for t, _ in e.top] for e in entries), np.uint32)
-    _put_ragged(columns, "logprobs/top/logprobs", ([p for _, p in e.top] for e in entries), np.float64)
+    columns[f"{name}/offsets"] = _offsets(len(row) for row in rows)
+    columns[f"{name}/tokens"] = np.array([e.token for e in entries], np.uint32)
+    columns[f"{name}/logprobs"] = np.array([e.logprob for e in entries], np.float64)
+    _put_ragged(columns, f"{name}/top/tokens", ([t for t, _ in e.top] for e in entries), np.uint32)
+    _put_ragged(columns, f"{name}/top/logprobs", ([p for _, p in e.top] for e in entries), np.float64)
 
 
-def _get_logprobs(columns: Mapping[str, np.ndarray]) -> list[list[TokenLogprob]]:
-    tokens, values = columns["logprobs/tokens"].tolist(), columns["logprobs/logprobs"].tolist()
-    top_tokens = _get_ragged(columns, "logprobs/top/tokens")
-    top_values = _get_ragged(columns, "logprobs/top/logprobs")
+def _get_logprobs(columns: Mapping[str, np.ndarray], name: str) -> list[list[TokenLogprob]]:
+    tokens, values = columns[f"{name}/tokens"].tolist(), columns[f"{name}/logprobs"].tolist()
+    top_tokens = _get_ragged(columns, f"{name}/top/tokens")
+    top_values = _get_ragged(columns, f"{name}/top/logprobs")
     entries = [
         TokenLogprob(token, value, tuple(zip(ids.tolist(), logprobs.tolist(), strict=True)))
         for token, value, ids, logprobs in zip(tokens, values, top_tokens, top_values, strict=True)
     ]
-    return [entries[a:b] for a, b in pairwise(columns["logprobs/offsets"].tolist())]
+    return [entries[a:b] for a, b in pairwise(columns[f"{name}/offsets"].tolist())]

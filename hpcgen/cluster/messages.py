@@ -27,18 +27,20 @@ class SequenceState(NamedTuple):
     kv_length: int
     pages: list[int]
     logprobs: list[TokenLogprob]
+    prompt_logprobs: list[TokenLogprob]
 
     @classmethod
     def of(cls, s: Sequence) -> "SequenceState":
         return cls(
             s.id, s.request, s.sample, s.prompt.tobytes(), s.sampling, s.output.tobytes(), s.status, s.kv_length,
-            s.pages, s.logprobs,
+            s.pages, s.logprobs, s.prompt_logprobs,
         )  # fmt: skip
 
     def sequence(self) -> Sequence:
         return Sequence(
             self.id, self.request, self.sample, array("I", self.prompt), self.sampling, array("I", self.output),
             self.status, self.kv_length, list(self.pages), logprobs=list(self.logprobs),
+            prompt_logprobs=list(self.prompt_logprobs),
         )  # fmt: skip
 
 
@@ -55,6 +57,8 @@ class Change(NamedTuple):
     """Its pages from index `first_page` on."""
     logprobs: list[TokenLogprob]
     """Of `tokens`, where the request wants them."""
+    prompt_logprobs: list[TokenLogprob]
+    """Computed since."""
 
 
 class Ending(NamedTuple):
@@ -133,3 +137,5 @@ def apply_change(sequence: Sequence, change: Change) -> None:
     sequence.pages[change.first_page :] = change.pages
     if change.logprobs:
         sequence.logprobs += change.logprobs
+    if change.prompt_logprobs:
+        sequence.prompt_logprobs += change.prompt_logprobs

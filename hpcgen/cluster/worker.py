@@ -15,10 +15,11 @@ from hpcgen.sequence import Sequence
 class _Reported:
     """How much of a sequence rank 0 knows."""
 
-    __slots__ = ("logprobs", "pages", "tokens")
+    __slots__ = ("logprobs", "pages", "prompt_logprobs", "tokens")
 
     def __init__(self, sequence: Sequence) -> None:
         self.tokens, self.pages, self.logprobs = len(sequence.output), len(sequence.pages), len(sequence.logprobs)
+        self.prompt_logprobs = len(sequence.prompt_logprobs)
 
 
 class Worker:
@@ -106,6 +107,7 @@ class Worker:
             first,
             sequence.pages[first:],
             sequence.logprobs[known.logprobs :],
+            sequence.prompt_logprobs[known.prompt_logprobs :],
         )
         self._reported[sequence.id] = _Reported(sequence)
         return change

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from hpcgen.coroutine.hub import Hub
 from hpcgen.coroutine.wrapper import DEFAULT_POLICIES, Policy, unwrap, wrap
 from hpcgen.engine.microbatch import attention_batch, page_table
 from hpcgen.engine.sampling import sample
+from hpcgen.engine.scoring import score
 from hpcgen.engine.structured import StructuredOutput
 from hpcgen.kernels.attention.interface import AttentionBackend
 from hpcgen.memory.device import Device
@@ -20,6 +21,7 @@ from hpcgen.memory.kv.interface import KVAccess, Span
 from hpcgen.model.causal import CausalModel
 from hpcgen.model.forward_context import ForwardContext
 from hpcgen.model.units import EMBEDDING, HEAD, layer_unit
+from hpcgen.sequence import TokenLogprob
 
 
 @dataclass(slots=True)
@@ -37,6 +39,10 @@ class Microbatch:
     """Indices into `spans`."""
     table: np.ndarray | None = None
     """int32 [B, M], where it is known from an earlier step; else it comes from the KV."""
+    scored: dict[int, range] = field(default_factory=dict)
+    """Of an index into `spans`, the positions in it after which the next token of the prompt is scored."""
+    scores: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    """Filled in by `run`, for what is `scored`."""
 
 
 class ForwardPass:
@@ -83,9 +89,13 @@ class ForwardPass:
             self._attention.plan(batch)
             self._device.parameters.require(EMBEDDING)
             hidden = model.embed(torch.from_numpy(microbatch.tokens).to(model.device))
-            rows = batch.query_offsets[1:].long()[list(microbatch.sampled)] - 1
+            sampled = batch.query_offsets[1:].long()[list(microbatch.sampled)] - 1
+            scored = _scored_rows(microbatch, batch.query_offsets)
             context = ForwardContext(batch, self._attention, access.kv, access.layer_done)
-            logits = model.forward(hidden, context, rows.to(model.device))
+            logits = model.forward(hidden, context, torch.cat([scored, sampled]).to(model.device))
+            if len(scored):
+                _score(microbatch, logits[: len(scored)])
+                logits = logits[len(scored) :]
             sequences = [microbatch.spans[i].sequence for i in microbatch.sampled]
             return sample(logits, sequences, self._structured) if sequences else []
 
@@ -94,3 +104,23 @@ class ForwardPass:
     def _bind(self, point: YieldPoint) -> None:
         unit = self._head_unit if point.stage is Stage.HEAD else layer_unit(point.layer)
         self._device.parameters.require(unit)
+
+
+def _scored_rows(microbatch: Microbatch, offsets: torch.Tensor) -> torch.Tensor:
+    """Rows of the microbatch's tokens after which a token is scored, int64 [S]. offsets [B + 1]."""
+    rows = [
+        torch.arange(positions.start, positions.stop) - microbatch.spans[i].start + int(offsets[i])
+        for i, positions in microbatch.scored.items()
+    ]
+    return torch.cat(rows) if rows else torch.empty(0, dtype=torch.int64)
+
+
+def _score(microbatch: Microbatch, logits: torch.Tensor) -> None:
+    """logits [S, V] of the scored rows, in the order of `scored`."""
+    start = 0
+    for i, positions in microbatch.scored.items():
+        sequence = microbatch.spans[i].sequence
+        targets = sequence.prompt[positions.start + 1 : positions.stop + 1]
+        rows = logits[start : start + len(positions)]
+        microbatch.scores[i] = score(rows, targets, sequence.sampling.prompt_logprobs or 0)
+        start += len(positions)

@@ -35,6 +35,10 @@ class SamplingParams:
     """Tokens that end the sequence; the model's end-of-sequence tokens among them unless the request ignores them."""
     logprobs: int | None = None
     """None: no log-probabilities. k: those of the chosen token and of the k most likely ones."""
+    prompt_logprobs: int | None = None
+    """As `logprobs`, for the tokens of the prompt."""
+    prompt_logprobs_start: int = 1
+    """First position of the prompt whose token is scored. The token at 0 has none before it, and no probability."""
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0

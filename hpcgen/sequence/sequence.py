@@ -66,6 +66,8 @@ class Sequence:
     text: str | None = None
     """Text up to a stop string, where one ended the sequence; else None, and the text is that of `output`."""
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    """Of the prompt's tokens from position `sampling.prompt_logprobs_start` on, as far as they are computed."""
     error: str | None = None
     """Why it FAILED, for the user."""
 

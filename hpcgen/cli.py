@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hpcgen import __version__
 from hpcgen.errors import HpcgenError
+from hpcgen.evaluation.commands import add_evaluate_parser
 from hpcgen.jobs.commands import add_checkpoint_parser, add_job_parsers
 from hpcgen.report.commands import add_report_parser
 from hpcgen.server.commands import add_serve_parser
@@ -46,6 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_serve_parser(commands, add_instance_arguments, size)
     add_checkpoint_parser(commands)
     add_report_parser(commands)
+    add_evaluate_parser(commands)
     return parser
 
 

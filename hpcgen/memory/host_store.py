@@ -56,9 +56,7 @@ class HostStore:
     `pages` is uint8 [count, page_bytes]; row p is page p.
     """
 
-    def __init__(
-        self, layout: KVLayout, count: int, buffer: torch.Tensor | None = None, free: FreePages | None = None
-    ):
+    def __init__(self, layout: KVLayout, count: int, buffer: torch.Tensor | None = None, free: FreePages | None = None):
         """`buffer`: uint8 memory of count * page_bytes to live in, and `free` its free pages, where the ranks of a
         node share both. None: own memory."""
         if count < 1:

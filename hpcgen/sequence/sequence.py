@@ -78,7 +78,7 @@ class Sequence:
 
     @property
     def prefill_target(self) -> int:
-        """Tokens whose KV must exist before it can decode: the prompt, and what was generated but for the last token."""
+        """Tokens whose KV must exist before it can decode: the prompt, and all that was generated but the last."""
         return len(self.prompt) + max(len(self.output) - 1, 0)
 
     @property

@@ -1,0 +1,45 @@
+"""`hpcgen run` in which one rank fails at some decision. Arguments: rank, what, decision, then those of hpcgen."""
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+from hpcgen.cluster.launcher import launch_of
+from hpcgen.engine.executor import Executor
+
+
+def arm(rank: int, what: str, decision: int) -> None:
+    execute = Executor.execute
+    launch = launch_of(os.environ)
+    decisions = 0
+
+    def faulty(self: Executor, *arguments: Any) -> Any:
+        nonlocal decisions
+        decisions += 1
+        if decisions >= decision and launch is not None and launch.rank == rank:
+            fail(what)
+        return execute(self, *arguments)
+
+    Executor.execute = faulty  # type: ignore[method-assign]
+
+
+def fail(what: str) -> None:
+    if what == "raise":
+        raise ValueError("a fault of the test")
+    if what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if what == "hang":
+        time.sleep(1000)
+    if what == "slow":
+        time.sleep(0.3)
+
+
+if __name__ == "__main__":
+    arm(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    from hpcgen.cli import main
+
+    sys.exit(main(sys.argv[4:]))

@@ -58,13 +58,23 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         "--model", type=Path, required=True, metavar="DIR", help="Hugging Face model directory (safetensors)"
     )
     files.add_argument(
-        "--input", type=Path, required=True, metavar="JSONL",
-        help="OpenAI Batch requests, one a line, for /v1/chat/completions or /v1/completions",
+        "--input", type=Path, required=True, metavar="FILE",
+        help="OpenAI Batch requests, one a line, for /v1/chat/completions or /v1/completions (.jsonl), or with "
+        "--template or --column a table (.csv, .parquet, .jsonl); each also as .gz or .zst",
     )  # fmt: skip
     files.add_argument(
-        "--output", type=Path, required=True, metavar="JSONL",
-        help="results in the input's order; failed requests go to OUTPUT with .errors before its suffix",
+        "--output", type=Path, required=True, metavar="FILE",
+        help="results in the input's order; failed requests go to OUTPUT with .errors before its suffix. "
+        "A .parquet has all of them, joined with the columns of the input",
     )  # fmt: skip
+    files.add_argument("--template", metavar="TEXT", help="prompt of each row, as in 'Summarise: {text}'")
+    files.add_argument("--column", metavar="NAME", help="column whose cells are the prompts")
+    files.add_argument(
+        "--body", metavar="JSON", help="fields of every request made from a row, as in '{\"max_tokens\": 200}'"
+    )
+    files.add_argument(
+        "--completions", action="store_true", help="complete the prompts of rows as they are, without chat template"
+    )
     files.add_argument(
         "--run-dir", type=Path, metavar="DIR",
         help="journal, checkpoints and events of the run; the same command on it continues an interrupted run "
@@ -167,6 +177,7 @@ def _add_verify(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from hpcgen.batch.source import TemplateOptions, parse_body
     from hpcgen.jobs.run import RunOptions, run
     from hpcgen.report.summary import render
 
@@ -176,6 +187,9 @@ def _run(arguments: argparse.Namespace) -> int:
             input=arguments.input,
             output=arguments.output,
             run_directory=arguments.run_dir,
+            template=TemplateOptions(
+                arguments.template, arguments.column, parse_body(arguments.body), arguments.completions
+            ),
             seed=arguments.seed,
             max_model_len=arguments.max_model_len,
             dtype=_dtype(arguments.dtype),

@@ -1,6 +1,7 @@
 """Results as a Parquet file: one row a request, in input order, joined with the columns of the input table."""
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,19 @@ from hpcgen.batch.table import Row, Table, TableError
 
 _BATCH_ROWS = 1024
 _RESULT_COLUMNS = ("custom_id", "output", "outputs", "finish_reason", "prompt_tokens", "completion_tokens", "error")
+
+
+def is_parquet(path: Path) -> bool:
+    """Whether results go to `path` as Parquet.
+
+    Raises:
+        TableError: they do, and pyarrow is not installed.
+    """
+    if path.suffix.lower() != ".parquet":
+        return False
+    if find_spec("pyarrow") is None:
+        raise TableError("Parquet output needs pyarrow: pip install 'hpcgen[data]'")
+    return True
 
 
 def write_parquet(journal: Journal, table: Table | None, destination: Path) -> None:

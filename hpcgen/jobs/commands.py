@@ -98,6 +98,7 @@ JOB_ARGUMENTS = (
 
 
 def _submit(arguments: argparse.Namespace) -> int:
+    from hpcgen.batch.source import TemplateOptions, open_source, parse_body
     from hpcgen.jobs import preflight
     from hpcgen.jobs.submission import batch_script, load_cluster_file, merge_options, submit
 
@@ -112,7 +113,9 @@ def _submit(arguments: argparse.Namespace) -> int:
         return 0
     weight_bytes = preflight.check_model(arguments.model)
     preflight.check_memory(weight_bytes, preflight.node_memory(options.mem, cluster), _say)
-    batch_input = preflight.check_input(arguments.input, _say)
+    template = TemplateOptions(arguments.template, arguments.column, parse_body(arguments.body), arguments.completions)
+    source = open_source(arguments.input, run_directory, template)
+    batch_input = preflight.check_input(source.requests, _say)
     preflight.check_run_directory(run_directory, batch_input, arguments.model, arguments.output)
     submission = submit(options, run_directory, run_arguments)
     print(f"job            {submission.job_id}")

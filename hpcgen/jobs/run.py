@@ -4,14 +4,16 @@ import os
 import resource
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hpcgen.batch.intake import Intake
+from hpcgen.batch.parquet import is_parquet, write_parquet
 from hpcgen.batch.reader import BatchInput
-from hpcgen.batch.results import Results, check_output_path, error_path
+from hpcgen.batch.results import OutputError, Results, check_output_path, error_path
 from hpcgen.batch.run_directory import RunDirectory
+from hpcgen.batch.source import Source, TemplateOptions, open_source
 from hpcgen.checkpoint.manifest import epochs
 from hpcgen.cluster.coordinator import Coordinator, follow
 from hpcgen.cluster.ending import InterruptFlag, leave_signals_to_rank_0
@@ -42,6 +44,7 @@ class RunOptions(InstanceOptions):
     input: Path
     output: Path
     run_directory: Path | None = None
+    template: TemplateOptions = field(default_factory=TemplateOptions)
     sub_batch: int | None = None
     checkpoint_interval: float = 600.0
     """Seconds; 0: only before leaving."""
@@ -66,10 +69,12 @@ def _lead(world: World, options: RunOptions, say: Callable[[str], None]) -> Summ
     """Rank 0, or the only one."""
     signals.current()
     check_output_path(options.output)
-    batch_input = BatchInput(options.input)
+    is_parquet(options.output)  # raises where it could not be written at the end
+    run_directory = RunDirectory(options.run_directory or default_run_directory(options.output))
+    source = open_source(options.input, run_directory.path, options.template)
+    batch_input = BatchInput(source.requests)
     prepared = prepare(world, options)
     engine_options = prepared.options
-    run_directory = RunDirectory(options.run_directory or default_run_directory(options.output))
     decisive = {
         "seed": options.seed,
         "max_model_len": engine_options.max_model_len,
@@ -89,7 +94,7 @@ def _lead(world: World, options: RunOptions, say: Callable[[str], None]) -> Summ
                 batch.run(prepared, events)
             counts = {name: getattr(batch.activity, name) for name in ("suspended", "discarded", "migrated")}
             events.write("finished", requests=results.finished, failed=results.failed, **counts)
-        return _summarise(options, run_directory, results, batch.activity)
+        return _summarise(options, source, run_directory, results, batch.activity)
 
 
 def _follow(world: World, options: RunOptions) -> None:
@@ -277,15 +282,31 @@ class _Batch:
         )
 
 
-def _summarise(options: RunOptions, run_directory: RunDirectory, results: Results, activity: Activity) -> Summary:
+def _write_outputs(options: RunOptions, source: Source, results: Results) -> Path:
+    """Results in the form that the output's name asks for. Returns where the errors are."""
+    if not is_parquet(options.output):
+        results.write_outputs(options.output)
+        return error_path(options.output)
+    results.sync(now=True)
+    try:
+        write_parquet(results.journal, source.table, options.output)
+    except OSError as error:
+        raise OutputError(f"cannot write the output {options.output}: {error.strerror}") from None
+    return options.output
+
+
+def _summarise(
+    options: RunOptions, source: Source, run_directory: RunDirectory, results: Results, activity: Activity
+) -> Summary:
     """Writes the outputs, then the success marker, and says what came of the run."""
-    counts = results.write_outputs(options.output)
+    errors = _write_outputs(options, source, results)
+    completed, failed = results.finished - results.failed, results.failed
     tokens = token_totals(results.journal)
     jobs = JobTimes.read(run_directory.events_path)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss + resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     summary = Summary(
-        requests_ok=counts.completed,
-        requests_failed=counts.failed,
+        requests_ok=completed,
+        requests_failed=failed,
         prompt_tokens=tokens.prompt,
         output_tokens=tokens.output,
         bct=jobs.seconds,
@@ -293,12 +314,12 @@ def _summarise(options: RunOptions, run_directory: RunDirectory, results: Result
         decode_seconds=activity.seconds[Phase.DECODE],
         peak_memory=memory * 1024,
         output=options.output,
-        errors=error_path(options.output),
+        errors=errors,
         run_directory=run_directory.path,
         scts=jobs.since_start(results.sub_batches.completion_times()) if results.sub_batches else (),
         resumed=jobs.count - 1,
     )
     for file in run_directory.checkpoints.iterdir():  # what they held is in the results
         file.unlink(missing_ok=True)
-    run_directory.mark_complete({"requests_ok": counts.completed, "requests_failed": counts.failed, "bct": summary.bct})
+    run_directory.mark_complete({"requests_ok": completed, "requests_failed": failed, "bct": summary.bct})
     return summary

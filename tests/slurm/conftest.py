@@ -25,7 +25,7 @@ SCRIPT = ROOT / "slurm" / "private-cluster.sh"
 PACKAGES = "slurmctld slurmd slurm-client slurm-wlm-basic-plugins"
 NODES = 3
 CPUS = 4
-REQUESTS = 48
+REQUESTS = 160
 PATIENCE = 240.0
 """Seconds after which a cluster that should have done something is given up."""
 
@@ -143,7 +143,7 @@ def batch(cluster_root, private_cluster):
         for number in range(REQUESTS):
             body = {
                 "messages": [{"role": "user", "content": f"the fox number {number}"}],
-                "max_tokens": 30 + 7 * number % 50,
+                "max_tokens": 100 + 7 * number % 100,
                 "temperature": 0.8 * (number % 2),
                 "ignore_eos": True,
             }
@@ -156,7 +156,7 @@ def batch(cluster_root, private_cluster):
 
 def arguments(model, path, output):
     """Of `hpcgen run`; small waves, so that results come one after the other."""
-    return ("--model", model, "--input", path, "--output", output, "--expert-batch", 8)
+    return ("--model", model, "--input", path, "--output", output, "--expert-batch", 4)
 
 
 class Run:

@@ -11,6 +11,7 @@ from hpcgen import __version__
 from hpcgen.errors import HpcgenError
 from hpcgen.evaluation.commands import add_evaluate_parser
 from hpcgen.jobs.commands import add_checkpoint_parser, add_job_parsers
+from hpcgen.jobs.doctor.commands import add_doctor_parser
 from hpcgen.report.commands import add_report_parser
 from hpcgen.server.commands import add_serve_parser
 
@@ -48,6 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_checkpoint_parser(commands)
     add_report_parser(commands)
     add_evaluate_parser(commands)
+    add_doctor_parser(commands)
     return parser
 
 

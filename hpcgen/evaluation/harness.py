@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
@@ -65,7 +66,10 @@ class HpcgenLM(TemplateLM):
         self.max_gen_toks = max_gen_toks
         self._add_bos_token = add_bos_token
         longest = min(context, self.max_length + 2)
-        self._llm = LLM(directory, dtype=dtype, device=device or "auto", max_model_len=longest, **engine)
+        # The harness names a CUDA device wherever the user names none; its `hf` model then falls back to the CPU too.
+        if device is None or (device.startswith("cuda") and not torch.cuda.is_available()):
+            device = "auto"
+        self._llm = LLM(directory, dtype=dtype, device=device, max_model_len=longest, **engine)
         self.tokenizer = self._llm.get_tokenizer()
 
     @property

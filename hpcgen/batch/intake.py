@@ -52,7 +52,7 @@ class TokenizerPool:
         max_model_len: most tokens of a sequence.
         workers: worker processes; one tokenizes some 10^5 to 10^6 tokens a second.
 
-    The workers start with the first task. Call `close`.
+    The workers start with `start` or with the first task. Call `close`.
     """
 
     def __init__(self, model_directory: str | Path, run_seed: int, max_model_len: int, workers: int = 1) -> None:
@@ -63,6 +63,10 @@ class TokenizerPool:
             initializer=_start_worker,
             initargs=(str(model_directory), run_seed, max_model_len),
         )
+
+    def start(self) -> None:
+        """Begin to load the tokenizer, while the caller still does something else."""
+        self._pool.submit(int)
 
     def submit(self, batch_input: BatchInput, lines: list[Line]) -> Future[list[IntakeItem]]:
         """The items of these lines, to come; BrokenProcessPool where a worker died."""

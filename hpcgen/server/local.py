@@ -26,9 +26,11 @@ def lead_local(
 ) -> Iterator[Pool]:
     """The pool of rank 0. Collective."""
     prepared = prepare(world, instance)
+    longest = prepared.options.max_model_len
+    tokenizers = TokenizerPool(instance.model, instance.seed, longest)
+    tokenizers.start()
     weights = open_weights(world, instance.model, prepared.options, say)
     engine, assembly = prepared.build_engine(world, weights)
-    longest = prepared.options.max_model_len
     decisive = {
         "seed": instance.seed,
         "max_model_len": longest,
@@ -36,7 +38,6 @@ def lead_local(
         "sub_batch": options.sub_batch,
     }
     settings = RunSettings(instance.model, decisive, options.sub_batch, options.limits.line_bytes)
-    tokenizers = TokenizerPool(instance.model, instance.seed, longest)
     wave = prepared.options.expert_batch * world.size
     pool = Pool(engine, store, places, settings, prepared.detokenizer, tokenizers, wave)
     try:

@@ -183,3 +183,4 @@ def _link(source: Path, place: Path) -> None:
             shutil.copyfileobj(original, copy, 2**20)
         return
     os.replace(aside, place)
+    aside.unlink(missing_ok=True)  # rename does nothing where both are the same file already

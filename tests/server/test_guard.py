@@ -1,0 +1,55 @@
+import asyncio
+
+import pytest
+from starlette.testclient import TestClient
+
+from hpcgen.server.app import LOOPBACK_NAMES, build_app
+from hpcgen.server.guard import Guard
+from hpcgen.server.settings import Limits
+from tests.server.conftest import MakeServer
+
+
+def test_a_large_body_is_refused_before_it_is_read(make_server: MakeServer) -> None:
+    client = TestClient(build_app(make_server(Limits(body_bytes=1000))))
+    answer = client.post("/v1/batches", content=b'{"input_file_id": "' + b"x" * 5000)
+    assert answer.status_code == 413 and answer.json()["error"]["code"] == "body_too_large"
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:8000", "127.0.0.1:8000", "[::1]:8000", "[::1]"])
+def test_loopback_names_are_let_in(make_server: MakeServer, host: str) -> None:
+    client = TestClient(build_app(make_server(), LOOPBACK_NAMES))
+    assert client.get("/v1/files", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Host": ""}, {"Origin": "http://evil.example"}])
+def test_a_web_page_cannot_call_a_server_without_tokens(make_server: MakeServer, headers: dict) -> None:
+    client = TestClient(build_app(make_server(), LOOPBACK_NAMES))
+    answer = client.post("/v1/files", headers={"Host": "localhost"} | headers, data={"purpose": "batch"})
+    assert answer.status_code == 403
+
+
+def test_calls_beyond_the_limit_are_told_to_come_again() -> None:
+    async def scenario() -> list[int]:
+        release = asyncio.Event()
+
+        async def slow(scope: object, receive: object, send: object) -> None:
+            await release.wait()
+
+        guard = Guard(slow, Limits(in_flight=2), None)  # type: ignore[arg-type]
+        statuses: list[int] = []
+
+        async def send(message: dict) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+                assert (b"retry-after", b"1") in message["headers"]
+
+        scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
+        calls = [asyncio.ensure_future(guard(scope, None, send)) for _ in range(3)]  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        assert [call.done() for call in calls] == [False, False, True]
+        release.set()
+        await asyncio.gather(*calls)
+        await guard(scope, None, send)  # type: ignore[arg-type]
+        return statuses
+
+    assert asyncio.run(scenario()) == [429]

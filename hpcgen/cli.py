@@ -12,6 +12,7 @@ from hpcgen.errors import HpcgenError
 from hpcgen.evaluation.commands import add_evaluate_parser
 from hpcgen.jobs.commands import add_checkpoint_parser, add_job_parsers
 from hpcgen.jobs.doctor.commands import add_doctor_parser
+from hpcgen.planner.commands import add_plan_parser, add_profile_parser, add_simulate_parser
 from hpcgen.report.commands import add_report_parser
 from hpcgen.server.commands import add_serve_parser
 
@@ -47,6 +48,9 @@ def build_parser() -> argparse.ArgumentParser:
     add_job_parsers(commands, add_run_arguments)
     add_serve_parser(commands, add_instance_arguments, size)
     add_checkpoint_parser(commands)
+    add_plan_parser(commands)
+    add_simulate_parser(commands)
+    add_profile_parser(commands)
     add_report_parser(commands)
     add_evaluate_parser(commands)
     add_doctor_parser(commands)

@@ -17,7 +17,7 @@ import numpy as np
 from hpcgen.cluster.messages import Arrival, Departure
 from hpcgen.cluster.world import World
 from hpcgen.memory.host_store import HostStore
-from hpcgen.memory.migration import MigrationFailed, page_checksum
+from hpcgen.memory.migration import page_checksum
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -26,7 +26,6 @@ TIMEOUT = 60.0
 """Seconds after which a sequence that does not arrive is computed anew."""
 _MOST_BYTES = 1 << 30
 """Of one Rget: older MPIs count in 32 bits."""
-_POLL_SECONDS = 0.0005
 
 
 class Moved(NamedTuple):
@@ -54,6 +53,7 @@ class Migrations:
         self._window.Lock_all(MPI.MODE_NOCHECK)
         self._threads: list[threading.Thread] = []
         self._ended: list[Moved] = []
+        self._fetching: list[_Fetching] = []
         self._lock = threading.Lock()
 
     def start(self, departures: Seq[Departure], arrivals: Seq[Arrival]) -> None:
@@ -66,6 +66,7 @@ class Migrations:
     def collect(self) -> list[Moved]:
         """What has ended here since the last call."""
         with self._lock:
+            self._give_up_late_ones()
             ended, self._ended = self._ended, []
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         return ended
@@ -99,23 +100,32 @@ class Migrations:
         self._mpi.Request.Waitall(requests)
 
     def _fetch_all(self, arrivals: Seq[Arrival]) -> None:
+        fetching = _Fetching([arrival.state.id for arrival in arrivals])
+        with self._lock:
+            self._fetching.append(fetching)
         for arrival in arrivals:
-            pages: list[int] | None
-            try:
-                pages = self._fetch(arrival)
-            except MigrationFailed:
-                pages = None
+            fetching.deadline = time.monotonic() + self._timeout
+            pages = self._fetch(arrival)
             with self._lock:
-                self._ended.append(Moved(arrival.state.id, pages))
+                late = fetching.given_up
+                if not late:
+                    fetching.left.remove(arrival.state.id)
+                    self._ended.append(Moved(arrival.state.id, pages))
+            if late and pages is not None:
+                self._store.release(pages)
             answer = np.array([pages is not None], dtype=np.uint8)
             self._comm.Send(answer, arrival.source, self._tag(arrival.state.id) + 1)
+        with self._lock:
+            self._fetching.remove(fetching)
 
-    def _fetch(self, arrival: Arrival) -> list[int]:
-        """Pulls and verifies a sequence's pages; gives those that hold them now. Raises MigrationFailed."""
-        sequence, theirs = arrival.state.id, arrival.state.pages
-        deadline = time.monotonic() + self._timeout
+    def _fetch(self, arrival: Arrival) -> list[int] | None:
+        """Pulls and verifies a sequence's pages; gives those that hold them now, None where they came damaged.
+
+        Blocked, not polling: each call into MPI moves a few kilobytes where the network does not do so by itself.
+        """
+        theirs = arrival.state.pages
         expected = np.empty(len(theirs), dtype=np.uint32)
-        self._wait([self._comm.Irecv(expected, arrival.source, self._tag(sequence))], deadline, sequence)
+        self._comm.Recv(expected, arrival.source, self._tag(arrival.state.id))
         own = self._store.allocate(len(theirs))
         requests = [
             self._window.Rget(
@@ -125,21 +135,34 @@ class Migrations:
             )
             for start, to, count in runs(theirs, own, max(1, _MOST_BYTES // self._page_bytes))
         ]
-        # A pull that comes too late still writes: the pages of one that was given up are never used again.
-        self._wait(requests, deadline, sequence)
-        if [page_checksum(self._store, page) for page in own] != expected.tolist():
-            self._store.release(own)
-            raise MigrationFailed(f"sequence {sequence} arrived with another checksum")
-        return own
+        self._mpi.Request.Waitall(requests)
+        if [page_checksum(self._store, page) for page in own] == expected.tolist():
+            return own
+        self._store.release(own)
+        return None
 
     def _bytes_of(self, page: int, count: int) -> np.ndarray:
         return self._memory[page * self._page_bytes : (page + count) * self._page_bytes]
 
-    def _wait(self, requests: list[MPI.Request], deadline: float, sequence: int) -> None:
-        while not self._mpi.Request.Testall(requests):
-            if time.monotonic() > deadline:
-                raise MigrationFailed(f"sequence {sequence} did not arrive within {self._timeout:.0f} s")
-            time.sleep(_POLL_SECONDS)
+    def _give_up_late_ones(self) -> None:
+        """A thread that waits for a dead node waits for ever: what it should have fetched is lost."""
+        now = time.monotonic()
+        for fetching in self._fetching:
+            if now > fetching.deadline and not fetching.given_up:
+                fetching.given_up = True
+                self._ended += [Moved(sequence, None) for sequence in fetching.left]
+
+
+class _Fetching:
+    """Sequences that one thread fetches."""
+
+    __slots__ = ("deadline", "given_up", "left")
+
+    def __init__(self, sequences: list[int]) -> None:
+        self.left = sequences
+        self.deadline = float("inf")
+        """When the one that is being fetched must have come."""
+        self.given_up = False
 
 
 def runs(source: Seq[int], destination: Seq[int], longest: int) -> list[tuple[int, int, int]]:

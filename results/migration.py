@@ -1,6 +1,6 @@
 """Bandwidth of MIGRATE beside memcpy, with both ends idle and both computing: `python results/migration.py`.
 
-Starts two ranks on two nodes by name; `--network` keeps MPI from using the memory that they really share.
+Starts two ranks on two nodes by name, first over shared memory, then with MPI kept from using it.
 """
 
 import argparse
@@ -30,7 +30,6 @@ SEQUENCES, PAGES = 16, 4
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--network", action="store_true")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--model", help="not used")
     arguments = parser.parse_args()
@@ -65,9 +64,8 @@ def measure(world: World) -> None:
         if busy:
             thread.join()
         if world.leads:
-            print(
-                f"  MIGRATE, both ends {name}: {max(rates):.2f} GiB/s (3 runs: {', '.join(f'{r:.2f}' for r in rates)})"
-            )
+            runs = ", ".join(f"{rate:.2f}" for rate in rates)
+            print(f"  MIGRATE, both ends {name}: {max(rates):.2f} GiB/s (3 runs: {runs})")
     if world.leads:
         half = len(pool.buffer) // 2
         source, destination = pool.buffer[:half], pool.buffer[half : 2 * half]

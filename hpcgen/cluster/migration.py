@@ -74,7 +74,9 @@ class Migrations:
     def close(self) -> None:
         """Waits for what is under way, and gives the window back."""
         for thread in self._threads:
-            thread.join()
+            thread.join(self._timeout)
+            if thread.is_alive():
+                return  # it waits for a node that is gone, and holds the window
         self._window.Unlock_all()
         self._window.Free()
         self._comm.Free()

@@ -12,7 +12,8 @@ from hpcgen.sequence import Sequence, TokenLogprob
 
 
 def sample(logits: torch.Tensor, sequences: Seq[Sequence], structured: StructuredOutput | None = None) -> list[int]:
-    """The next token of each sequence. `logits` [R, V] are those after its last token.
+    """The next token of each sequence. `logits` [R, V] are those after its last token; they may be
+    overwritten.
 
     Log-probabilities, where asked for, are of the model's own distribution, before penalties, grammar and temperature,
     and are appended to `Sequence.logprobs`. `structured` is needed where a sequence has a grammar.
@@ -22,7 +23,9 @@ def sample(logits: torch.Tensor, sequences: Seq[Sequence], structured: Structure
     logits = logits.float()
     adjusted = adjust(logits, sequences)
     if structured is not None:
-        adjusted = structured.mask(adjusted, sequences)
+        if adjusted is logits and any(sequence.sampling.logprobs is not None for sequence in sequences):
+            adjusted = logits.clone()
+        structured.mask(adjusted, sequences)
     tokens = adjusted.argmax(dim=-1)
     drawn = [row for row, sequence in enumerate(sequences) if not sequence.sampling.greedy]
     if drawn:

@@ -70,14 +70,14 @@ class StructuredOutput:
         self._compiling.pop(sequence.id, None)
         self._matching.pop(sequence.id, None)
 
-    def mask(self, logits: torch.Tensor, sequences: Seq[Sequence]) -> torch.Tensor:
-        """Copy of `logits` [R, V] with -inf at what a row may not draw; the same tensor where no row is constrained.
+    def mask(self, logits: torch.Tensor, sequences: Seq[Sequence]) -> None:
+        """Puts -inf into `logits` [R, V] at what a row may not draw.
 
         A row that can draw nothing keeps its logits, and its sequence gets an `error`.
         """
         rows = [row for row, sequence in enumerate(sequences) if self._advance(sequence)]
         if not rows:
-            return logits
+            return
         import xgrammar
 
         if self._batch is None:
@@ -93,9 +93,7 @@ class StructuredOutput:
             rows = torch.tensor(rows)[possible].tolist()
         whole = torch.full((len(logits), bitmask.shape[1]), -1, dtype=bitmask.dtype)
         whole[rows] = bitmask
-        masked = logits.clone()
-        xgrammar.apply_token_bitmask_inplace(masked, whole.to(logits.device), indices=rows)
-        return masked
+        xgrammar.apply_token_bitmask_inplace(logits, whole.to(logits.device), indices=rows)
 
     def _make_compiler(self) -> "xgrammar.GrammarCompiler":
         import xgrammar

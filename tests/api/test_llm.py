@@ -92,6 +92,28 @@ def test_logprobs_have_the_chosen_token_and_the_most_likely_ones_by_rank(llm: LL
     assert sample.cumulative_logprob == pytest.approx(chosen)
 
 
+def test_prompts_are_scored_from_the_start_that_is_asked_for(llm: LLM) -> None:
+    (whole, part) = llm.generate(
+        [[5, 6, 7, 8]] * 2,
+        [
+            SamplingParams(max_tokens=1, prompt_logprobs=1),
+            SamplingParams(max_tokens=1, prompt_logprobs=1, prompt_logprobs_start=3),
+        ],
+    )
+    assert whole.prompt_logprobs is not None and part.prompt_logprobs is not None
+    assert whole.prompt_logprobs[0] is None and part.prompt_logprobs[:3] == [None] * 3
+    assert [token in place for token, place in zip([6, 7, 8], whole.prompt_logprobs[1:], strict=True) if place]
+    last, same = whole.prompt_logprobs[3], part.prompt_logprobs[3]
+    assert last is not None and same is not None and last[8].logprob == pytest.approx(same[8].logprob, abs=1e-5)
+
+
+def test_a_text_conforms_to_what_it_was_asked_to_be(llm: LLM) -> None:
+    choices = SamplingParams(max_tokens=20, temperature=1.0, n=4, structured_outputs={"choice": ["fox", "dog"]})
+    (output,) = llm.generate(["the "], choices)
+    assert {sample.finish_reason for sample in output.outputs} == {"stop"}
+    assert {sample.text for sample in output.outputs} <= {"fox", "dog"}
+
+
 def test_a_stop_string_cuts_the_text_and_is_the_stop_reason(llm: LLM) -> None:
     params = SamplingParams(seed=3, max_tokens=30, ignore_eos=True)
     whole = llm.generate("the", params, use_tqdm=False)[0].outputs[0].text

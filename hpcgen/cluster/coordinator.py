@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 
-from hpcgen.cluster.messages import Arrival, Departure, Order, Outcome, SequenceState, SideTask, apply_change
+from hpcgen.cluster.messages import Arrival, Departure, Order, Outcome, SequenceState, SideTask, YieldAll, apply_change
 from hpcgen.cluster.worker import Worker
 from hpcgen.cluster.world import World
 from hpcgen.coroutine.lifecycle import Lifecycle
@@ -15,6 +15,9 @@ from hpcgen.scheduler.admission import NeverFits
 from hpcgen.scheduler.plan import Load, Migration, Phase, Plan, RankPlan, Report
 from hpcgen.scheduler.scheduler import Scheduler
 from hpcgen.sequence import Sequence, Status
+
+_PAUSE_SECONDS = 0.001
+"""Between decisions while all that is left is on its way by MIGRATE."""
 
 
 class Coordinator:
@@ -110,6 +113,10 @@ class Coordinator:
         own = self._worker.executor.side_task(tasks[0])
         return self._comm.gather(own) or []
 
+    def suspend_all(self) -> None:
+        """YIELDs every active sequence, so that all KV is in the host stores. Nothing may be run after it."""
+        self.ask([YieldAll()] * self.ranks)
+
     def ask_leaders(self, tasks: Mapping[int, object]) -> dict[int, object]:
         """As `ask`, of the leaders of some nodes: node -> task to node -> answer."""
         leaders = {self._world.leader_of(node): node for node in tasks}
@@ -142,6 +149,8 @@ class Coordinator:
             self.backlog += sum(self._sequences[key].kv_length for key in part.discard)
             self.backlog -= sum(chunk.tokens for chunk in part.chunks)
         orders = self._orders(plan)
+        if plan.phase is Phase.DECODE and not plan.steps:
+            time.sleep(_PAUSE_SECONDS)
         self._watchdog.enter(plan.phase.value)
         self._comm.scatter(orders)
         outcome, ended = self._worker.carry_out(orders[0])

@@ -109,6 +109,11 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
+class YieldAll:
+    """A side task: YIELD whatever is active, so that all KV is in the host store."""
+
+
+@dataclass(frozen=True, slots=True)
 class SideTask:
     """Something to do between two decisions; the rank answers with what it gives."""
 

@@ -15,6 +15,7 @@ from hpcgen.batch.results import OutputError, Results, check_output_path, error_
 from hpcgen.batch.run_directory import RunDirectory
 from hpcgen.batch.source import Source, TemplateOptions, open_source
 from hpcgen.checkpoint.manifest import epochs
+from hpcgen.cluster.assemble import ClusterAssembly
 from hpcgen.cluster.coordinator import Coordinator, follow
 from hpcgen.cluster.ending import InterruptFlag, leave_signals_to_rank_0
 from hpcgen.cluster.world import World, open_world
@@ -277,6 +278,7 @@ class _Batch:
             "memory",
             host_pages=store.count,
             page_bytes=layout.page_bytes,
+            backed_by=assembly.pool.kind if isinstance(assembly, ClusterAssembly) else None,
             device_budget=assembly.budget.limit,
             phases={phase.value: asdict(memory) for phase, memory in (assembly.phases or {}).items()},
         )

@@ -27,8 +27,8 @@ def test_a_sequence_survives_the_way_to_another_rank(output: list[int], pages: l
 
 def test_changes_bring_a_copy_up_to_date() -> None:
     copy = sequence([8], [40, 41])
-    apply_change(copy, Change(7, Status.ACTIVE, 66, array("I", [9, 10]).tobytes(), 2, [43], []))
+    apply_change(copy, Change(7, Status.ACTIVE, 66, array("I", [9, 10]).tobytes(), 2, [43], [], []))
     assert list(copy.output) == [8, 9, 10] and copy.pages == [40, 41, 43]
     assert copy.status is Status.ACTIVE and copy.kv_length == 66
-    apply_change(copy, Change(7, Status.WAITING, 0, b"", 0, [], []))
+    apply_change(copy, Change(7, Status.WAITING, 0, b"", 0, [], [], []))
     assert copy.pages == [] and copy.kv_length == 0

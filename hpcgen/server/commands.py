@@ -37,6 +37,9 @@ def add_serve_parser(
     way.add_argument(
         "--slurm", metavar="CLUSTER", help="submit each batch as a job; a cluster file, by path or by name, says how"
     )
+    parser.add_argument(
+        "--slurm-poll", type=float, default=10.0, metavar="SECONDS", help="between two looks at jobs (default: 10)"
+    )
     server = parser.add_argument_group("server")
     server.add_argument("--model", type=Path, required=True, metavar="DIR", help="Hugging Face model directory")
     server.add_argument("--model-name", metavar="NAME", help="its name in the API (default: that of the directory)")
@@ -140,7 +143,7 @@ def _serve_slurm(arguments: argparse.Namespace, options: "ServeOptions") -> None
     from hpcgen.server.serve import serve_slurm
 
     job = merge_options(load_cluster_file(arguments.slurm).get("slurm", {}), {})
-    serve_slurm(options, job, _words(arguments), _say)
+    serve_slurm(options, job, _words(arguments), arguments.slurm_poll, _say)
 
 
 def _words(arguments: argparse.Namespace) -> list[str]:

@@ -3,6 +3,7 @@
 import logging
 import multiprocessing
 import os
+import signal
 import socket
 import sys
 import threading
@@ -62,6 +63,8 @@ def address(listening: socket.socket) -> str:
 def run_front(settings: FrontSettings, listening: socket.socket) -> None:
     """Serves until the process is asked to stop (SIGTERM, SIGINT)."""
     os.umask(0o077)
+    # uvicorn handles the signal, and when it is done raises it again for the handler that was there before.
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     server = Server(
         Store(settings.places.database),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpcgen.batch.lock import DirectoryLock
 from hpcgen.errors import HpcgenError
@@ -15,6 +16,10 @@ from hpcgen.server.front import FrontSettings, bind, run_front, start_front
 from hpcgen.server.settings import Limits, Places
 from hpcgen.server.store import Store
 from hpcgen.server.tokens import load_tokens, require_tokens_beyond_loopback
+
+if TYPE_CHECKING:
+    from hpcgen.jobs.instance import InstanceOptions
+    from hpcgen.jobs.submission import SlurmOptions
 
 IDLE_SECONDS = 0.02
 Say = Callable[[str], None]
@@ -70,39 +75,40 @@ def open_state(places: Places) -> Iterator[Store]:
         lock.release()
 
 
-def serve_slurm(options: ServeOptions, job: "object", arguments: Sequence[str], say: Say) -> None:
+def serve_slurm(
+    options: ServeOptions, job: "SlurmOptions", arguments: Sequence[str], poll_seconds: float, say: Say
+) -> None:
     """Serves until it is asked to stop; jobs go on.
 
     Args:
-        job: SlurmOptions of each batch's job.
+        job: options of each batch's job.
         arguments: of `hpcgen run`, besides model and files.
+        poll_seconds: between two looks at the jobs.
     """
     from hpcgen.batch.detokenization import Detokenizer
-    from hpcgen.jobs.submission import SlurmOptions
     from hpcgen.server.slurm_runs import SlurmRuns
 
-    assert isinstance(job, SlurmOptions)
     front = prepare_front(options, say)
     listening = bind(options.host, options.port)
     with open_state(front.places) as store:
         settings = RunSettings(options.model, {}, options.sub_batch, options.limits.line_bytes)
-        runs = SlurmRuns(store, front.places, settings, job, arguments, lambda: Detokenizer.load(options.model))
+        runs = SlurmRuns(
+            store, front.places, settings, job, arguments, lambda: Detokenizer.load(options.model), poll_seconds
+        )
         runs.start()
         run_front(front, listening)
         runs.stop()
 
 
-def serve_local(options: ServeOptions, instance: "object", say: Say) -> None:
+def serve_local(options: ServeOptions, instance: "InstanceOptions", say: Say) -> None:
     """Serves with an engine in this process; under mpirun with one over all ranks. Until it is asked to stop.
 
     Args:
-        instance: InstanceOptions of the engine.
+        instance: model and machine of the engine.
     """
     from hpcgen.cluster.world import open_world
-    from hpcgen.jobs.instance import InstanceOptions
     from hpcgen.server.local import follow_local, lead_local
 
-    assert isinstance(instance, InstanceOptions)
     stop = signals.current()
     with open_world() as world:
         if not world.leads:

@@ -118,7 +118,7 @@ def wait(client: openai.OpenAI, batch: Batch, seconds: float = 90) -> Batch:
 
 def lines(client: openai.OpenAI, file: str | None) -> list[dict[str, Any]]:
     assert file is not None
-    return [json.loads(text) for text in client.files.content(file).iter_lines()]
+    return [json.loads(text) for text in client.files.content(file).content.splitlines()]
 
 
 def test_a_whole_life_with_the_official_client_and_a_kill(start: Start) -> None:

@@ -179,6 +179,7 @@ class _Batch:
             engine, assembly = prepared.build_engine(self._world, weights, self._advanced)
             self._watchdog = prepared.watchdog
             self._engine, self.activity = engine, engine.activity
+            self._seen = (0, time.perf_counter())
             self._describe(assembly)
             self._recovery = self._open_recovery(engine, assembly)
             try:

@@ -103,9 +103,8 @@ def _by_member(record: RunRecord, name: str, member: str, percent: float | None)
     """A line for each rank or node, or the least, mean and most of many. `percent`: factor to a percentage."""
     at = [load["at"] for load in record.loads]
     rows = np.array([load[name] for load in record.loads], dtype=float) * (percent or 1.0)  # [loads, members]
-    chart = _over_time(
-        record, 100.0 if percent else float(rows.max()), (lambda value: f"{value:.0f}%") if percent else number
-    )
+    most = max(float(rows.max()), 1.0)
+    chart = _over_time(record, most, (lambda value: f"{value:.3g}%") if percent else number)
     count = rows.shape[1]
     if count <= MOST_LINES:
         legend = [(f"s{index % 6}", f"{member} {index}") for index in range(count)]

@@ -39,7 +39,7 @@ class EventLog:
         self._flushed = clock()
         self._phase = ""
         self._steps = self._tokens = 0
-        self._seconds = 0.0
+        self._seconds = self._last_step = 0.0
         self._torn = _lacks_newline(path)
         self.write("opened", version=VERSION, **opened)
         self.flush()
@@ -51,13 +51,14 @@ class EventLog:
         self._flush_if_due()
 
     def step(self, phase: str, tokens: int, seconds: float) -> None:
-        """Counts one step of `tokens` tokens; a change of the phase is an event."""
+        """Counts one step of `tokens` tokens; a change of the phase is an event, at that step's beginning."""
         if phase != self._phase:
             self._record_steps()
             self._phase = phase
-            self._append("phase", {"phase": phase})
+            self._append("phase", {"phase": phase}, self._clock() - seconds)
             self._write_out()  # whoever watches the run sees the switch at once
         self._steps += 1
+        self._last_step = self._clock()
         self._tokens += tokens
         self._seconds += seconds
         self._flush_if_due()
@@ -90,8 +91,9 @@ class EventLog:
     ) -> None:
         self.close()
 
-    def _append(self, event: str, fields: dict[str, Any]) -> None:
-        self._buffer.append(msgspec.json.encode({"event": event, "time": round(self._clock(), 3), **fields}) + b"\n")
+    def _append(self, event: str, fields: dict[str, Any], time: float | None = None) -> None:
+        time = round(self._clock() if time is None else time, 3)
+        self._buffer.append(msgspec.json.encode({"event": event, "time": time, **fields}) + b"\n")
 
     def _record_steps(self) -> None:
         if self._steps:
@@ -101,7 +103,7 @@ class EventLog:
                 "tokens": self._tokens,
                 "seconds": round(self._seconds, 4),
             }
-            self._append("steps", fields)
+            self._append("steps", fields, self._last_step)
             self._steps = self._tokens = 0
             self._seconds = 0.0
 

@@ -41,6 +41,18 @@ def test_steps_are_summed_up_and_a_phase_switch_is_an_event(tmp_path):
     ]
 
 
+def test_a_phase_begins_with_its_first_step_and_steps_end_with_their_last(tmp_path):
+    path, clock = tmp_path / "events.jsonl", Clock()
+    log = EventLog(path, interval=1e9, clock=clock)
+    for _ in range(3):
+        clock.now += 10
+        log.step("decode", tokens=1, seconds=10.0)
+    clock.now += 100
+    log.close()
+    _, phase, steps = read_events(path)
+    assert (phase["time"], steps["time"], steps["seconds"]) == (1000.0, 1030.0, 30.0)
+
+
 def test_steps_before_an_event_stand_before_it(tmp_path):
     path = tmp_path / "events.jsonl"
     with EventLog(path) as log:

@@ -17,11 +17,6 @@ from hpcgen.sequence import Sequence, pages_for
 
 
 @dataclass(frozen=True, slots=True)
-class YieldAll:
-    """YIELD whatever is active, so that all KV is in the host store."""
-
-
-@dataclass(frozen=True, slots=True)
 class Save:
     """Write this node's file of an epoch."""
 

@@ -64,6 +64,10 @@ class Engine:
             self._executor.sequences[sequence.id] = sequence
             self.backlog += sequence.prefill_target - sequence.kv_length
 
+    def suspend_all(self) -> None:
+        """YIELDs every active sequence, so that all KV is in the host store. Nothing may be run after it."""
+        self._executor.suspend_all()
+
     def cancel(self, keys: Iterable[int]) -> None:
         """Drops unfinished sequences that nobody waits for any more: they come out of no step."""
         wanted = set(keys)

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from hpcgen.batch.results import Results
 from hpcgen.checkpoint.manifest import NodeFile, commit, next_epoch
-from hpcgen.checkpoint.node_tasks import Load, NodeCheckpoint, Save, YieldAll, page_layout
+from hpcgen.checkpoint.node_tasks import Load, NodeCheckpoint, Save, page_layout
 from hpcgen.checkpoint.reader import Checkpoint
 from hpcgen.checkpoint.writer import CheckpointFailed
 from hpcgen.cluster.coordinator import Coordinator
+from hpcgen.cluster.messages import YieldAll
 from hpcgen.cluster.world import World
 from hpcgen.engine.build import RankAssembly
 from hpcgen.jobs.recovery import RESTORED_SHARE, Recovery, RunningEngine
@@ -63,7 +64,6 @@ class ClusterRecovery(Recovery):
         if not super().save_before_leaving(engine, results, deadline):
             return False
         coordinator = self._coordinator
-        coordinator.ask([YieldAll()] * coordinator.ranks)
         parts: dict[int, list[Sequence]] = {node: [] for node in range(coordinator.nodes)}
         for sequence in [*engine.sequences(), *results.unassembled()]:
             parts[coordinator.node_of(sequence.id) or 0].append(sequence)

@@ -31,20 +31,26 @@ def add_job_parsers(subparsers: Subparsers, add_run_arguments: Callable[[argpars
         parser = subparsers.add_parser(name, help=help_text, description=help_text)  # type: ignore[attr-defined]
         parser.add_argument("run_directory", type=Path, metavar="RUN_DIR")
         parser.set_defaults(call=call)
-    logs = subparsers.add_parser("logs", help="what the jobs of a run printed")  # type: ignore[attr-defined]
+    logs = subparsers.add_parser(
+        "logs", help="what the jobs of a run printed", description="What the jobs of a run printed, job after job."
+    )  # type: ignore[attr-defined]
     logs.add_argument("run_directory", type=Path, metavar="RUN_DIR")
     logs.add_argument("-f", "--follow", action="store_true", help="go on while jobs wait or run")
     logs.add_argument("-n", "--lines", type=int, metavar="N", help="only the last N lines of each log")
     logs.add_argument("--rank", type=int, default=0, help="default: 0, which reports for all")
     logs.set_defaults(call=_logs)
-    listing = subparsers.add_parser("list", help="the runs below a directory")  # type: ignore[attr-defined]
+    listing = subparsers.add_parser(
+        "list", help="the runs below a directory", description="A line for each run directory below a directory."
+    )  # type: ignore[attr-defined]
     listing.add_argument("directory", type=Path, nargs="?", default=Path(), metavar="DIR")
     listing.set_defaults(call=_list)
 
 
 def add_checkpoint_parser(subparsers: Subparsers) -> None:  # type: ignore[valid-type]
     """Adds `checkpoint show`."""
-    parser = subparsers.add_parser("checkpoint", help="look at checkpoints")  # type: ignore[attr-defined]
+    parser = subparsers.add_parser(
+        "checkpoint", help="look at checkpoints", description="Look at the checkpoints of a run."
+    )  # type: ignore[attr-defined]
     show = parser.add_subparsers(dest="action", required=True, metavar="ACTION").add_parser(
         "show", help="what is in a checkpoint"
     )
@@ -62,18 +68,18 @@ def _add_submit(subparsers: Subparsers, add_run_arguments: Callable[[argparse.Ar
     add_run_arguments(parser)
     job = parser.add_argument_group("job")
     job.add_argument("--cluster", metavar="NAME|FILE", help="cluster file, by path or by name from configs/clusters")
-    job.add_argument("--nodes", type=int)
-    job.add_argument("--gpus-per-node", type=int)
+    job.add_argument("--nodes", type=int, help="nodes of an instance (default: 1)")
+    job.add_argument("--gpus-per-node", type=int, help="GPUs of each node; as many ranks run there")
     job.add_argument("--tasks-per-node", type=int, help="MPI ranks on a node (default: one for each GPU, else one)")
-    job.add_argument("--cpus-per-task", type=int)
+    job.add_argument("--cpus-per-task", type=int, help="cores of each rank")
     job.add_argument("--mem", help="host memory on each node, as for sbatch")
-    job.add_argument("--partition")
-    job.add_argument("--account")
-    job.add_argument("--qos")
+    job.add_argument("--partition", help="where to queue")
+    job.add_argument("--account", help="whom to charge")
+    job.add_argument("--qos", help="quality of service")
     job.add_argument("--time", help="limit of one stay; longer runs are requeued (default: 1:00:00)")
-    job.add_argument("--constraint")
-    job.add_argument("--reservation")
-    job.add_argument("--job-name")
+    job.add_argument("--constraint", help="features that the nodes must have")
+    job.add_argument("--reservation", help="reservation to run in")
+    job.add_argument("--job-name", help="name in the queue")
     job.add_argument(
         "--sbatch", action="append", default=[], metavar="OPTION[=VALUE]", help="further option of sbatch, repeatable"
     )
@@ -85,14 +91,13 @@ def _add_submit(subparsers: Subparsers, add_run_arguments: Callable[[argparse.Ar
         "--signal-seconds", type=int, help="the stop signal comes this long before the time limit (default: 120)"
     )
     job.add_argument("--max-requeues", type=int, help="after so many, the job stays stopped (default: 1000)")
-    job.add_argument("--instances", type=int, metavar="N", help="an array of N jobs that share the run (default: 1)")
     job.add_argument("--dry-run", action="store_true", help="print the batch script, submit nothing")
     parser.set_defaults(call=_submit, add_run_arguments=add_run_arguments)
 
 
 JOB_ARGUMENTS = (
     "nodes", "gpus_per_node", "tasks_per_node", "cpus_per_task", "mem", "partition", "account", "qos", "time",
-    "constraint", "reservation", "job_name", "srun", "setup", "signal_seconds", "max_requeues", "instances",
+    "constraint", "reservation", "job_name", "srun", "setup", "signal_seconds", "max_requeues",
 )  # fmt: skip
 """Arguments of `submit` that are options of the job, named as in SlurmOptions."""
 

@@ -33,6 +33,9 @@ class RunningEngine(Protocol):
     def add(self, sequence: Sequence) -> None:
         """Takes one; where it owns pages, its first `kv_length` tokens have KV in them."""
 
+    def suspend_all(self) -> None:
+        """YIELDs every active one, so that all KV is in the host store. Nothing may be run after it."""
+
 
 class Recovery:
     """Saves and restores the unfinished sequences of a run. Call it between two decisions of the engine only.
@@ -129,6 +132,7 @@ class Recovery:
                 self._end_background()
             self._background = None
         begin = self._clock()
+        engine.suspend_all()
         snapshot, pages = self._snapshot(engine, results)
         try:
             self._write(snapshot, None, None, begin)

@@ -25,7 +25,11 @@ from hpcgen.planner.workload import Workload, draw, read_output_lengths, read_re
 
 
 def add_plan_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser("plan", help="batch sizes, memory and predicted completion time")
+    parser = subparsers.add_parser(
+        "plan",
+        help="batch sizes, memory and predicted completion time",
+        description="Choose batch sizes and memory for a batch, predict when it is done, and say what limits it.",
+    )
     _add_common(parser)
     parser.add_argument("--slo", type=duration, metavar="TIME", help="the most sequences that finish in 30m, 1h, 90s")
     parser.add_argument("--saturation", action="store_true", help="the best size of an instance, and how many")
@@ -34,7 +38,11 @@ def add_plan_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentPars
 
 
 def add_simulate_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser("simulate", help="rehearse a batch: the real scheduler on a virtual clock")
+    parser = subparsers.add_parser(
+        "simulate",
+        help="rehearse a batch: the real scheduler on a virtual clock",
+        description="Rehearse a batch on any number of ranks: the real scheduler on a virtual clock.",
+    )
     _add_common(parser)
     parser.add_argument("--baselines", action="store_true", help="what other systems would take on the same costs")
     parser.add_argument("--instances", type=_positive, default=1, help="instances of this size that share the batch")
@@ -51,8 +59,12 @@ def add_simulate_parser(subparsers: argparse._SubParsersAction[argparse.Argument
 
 
 def add_profile_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser("profile", help="measure a layer of a model on this machine and fit the costs")
-    parser.add_argument("--model", type=Path, required=True, metavar="DIR")
+    parser = subparsers.add_parser(
+        "profile",
+        help="measure a layer of a model on this machine and fit the costs",
+        description="Measure one layer of a model on this machine, and fit the costs that `plan` and `simulate` use.",
+    )
+    parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="Hugging Face model directory")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="profile, a JSON file")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), help="default: the checkpoint's")
     parser.add_argument("--threads", type=_positive, help="of a rank (default: torch's)")
@@ -166,7 +178,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output-tokens", metavar="DISTRIBUTION|RESULTS",
                         help="as --prompt-tokens, or the results of an earlier run (default: lognormal:1000:0.7:16384; "
                         "of a file of requests, all that they may have)")  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of drawn lengths (default: 0)")
 
 
 def _machine(arguments: argparse.Namespace) -> tuple[Costs, int, int, Memory]:

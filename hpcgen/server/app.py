@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _ANY_CALL: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorResponse} for status in (400, 401, 403, 429, 500, 503)
+    status: {"model": ErrorResponse} for status in (400, 401, 403, 408, 413, 429, 500, 503)
 }
 
 
@@ -31,11 +31,13 @@ def build_app(server: Server, hosts: tuple[str, ...] | None = None) -> FastAPI:
     Args:
         hosts: see Guard; needed where there are no tokens.
     """
-    app = FastAPI(title="hpcgen", version=__version__, responses=_ANY_CALL, redirect_slashes=False)
+    app = FastAPI(
+        title="hpcgen", version=__version__, responses=_ANY_CALL, redirect_slashes=False, docs_url=None, redoc_url=None
+    )
     app.state.server = server
     for router in (files_api.router, batches_api.router, service_api.router):
         app.include_router(router)
-    app.add_middleware(Guard, limits=server.limits, hosts=hosts)
+    app.add_middleware(Guard, limits=server.limits, tokens=server.tokens, hosts=hosts)
     app.add_exception_handler(ApiError, _answer)
     app.add_exception_handler(HTTPException, _answer_http)
     app.add_exception_handler(RequestValidationError, _answer_invalid)

@@ -47,7 +47,7 @@ _FORM = {
 @router.post(
     "",
     response_model=FileObject,
-    responses={413: {"model": ErrorResponse}, 507: {"model": ErrorResponse}},
+    responses={507: {"model": ErrorResponse}},
     openapi_extra={"requestBody": _FORM},
 )
 async def upload_file(request: Request, access: Caller) -> FileObject:

@@ -2,6 +2,7 @@
 large one and expert batches stay full."""
 
 import logging
+import sqlite3
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -63,7 +64,10 @@ class Pool:
     def turn(self) -> bool:
         """One decision of the engine, and what follows from it. False if there was nothing to do."""
         if self._clock() >= self._next_poll:
-            self._poll()
+            try:
+                self._poll()
+            except sqlite3.OperationalError as error:  # its disk is full, say: the engine can go on meanwhile
+                _log.error("the state of the server cannot be used: %s", error)
             self._next_poll = self._clock() + POLL_SECONDS
         self._take_opened()
         self._feed()

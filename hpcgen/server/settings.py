@@ -25,6 +25,8 @@ class Limits:
     """Requests in them. One batch is always admitted, however large."""
     in_flight: int = 64
     """HTTP requests at once."""
+    idle_seconds: float = 60.0
+    """A client that sends nothing for so long, in the middle of a body, is not waited for."""
     retry_after: int = 30
     """Seconds that a client is told to wait when the server is full."""
 

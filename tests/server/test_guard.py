@@ -6,7 +6,8 @@ from starlette.testclient import TestClient
 from hpcgen.server.app import LOOPBACK_NAMES, build_app
 from hpcgen.server.guard import Guard
 from hpcgen.server.settings import Limits
-from tests.server.conftest import MakeServer
+from hpcgen.server.tokens import Tokens
+from tests.server.conftest import ANNA, MakeServer
 
 
 def test_a_large_body_is_refused_before_it_is_read(make_server: MakeServer) -> None:
@@ -35,7 +36,7 @@ def test_calls_beyond_the_limit_are_told_to_come_again() -> None:
         async def slow(scope: object, receive: object, send: object) -> None:
             await release.wait()
 
-        guard = Guard(slow, Limits(in_flight=2), None)  # type: ignore[arg-type]
+        guard = Guard(slow, Limits(in_flight=2), Tokens({}), None)  # type: ignore[arg-type]
         statuses: list[int] = []
 
         async def send(message: dict) -> None:
@@ -53,3 +54,38 @@ def test_calls_beyond_the_limit_are_told_to_come_again() -> None:
         return statuses
 
     assert asyncio.run(scenario()) == [429]
+
+
+def call(guard: Guard, path: str, messages: list[dict], headers: "list[tuple[bytes, bytes]] | None" = None) -> int:
+    """The status that a call is answered with; after `messages` nothing more comes from the client."""
+
+    async def scenario() -> int:
+        statuses: list[int] = []
+
+        async def receive() -> dict:
+            return messages.pop(0) if messages else await asyncio.sleep(3600, {})
+
+        async def send(message: dict) -> None:
+            statuses.extend([message["status"]] if "status" in message else [])
+
+        scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"",
+                 "headers": headers or [], "http_version": "1.1", "scheme": "http", "server": ("x", 1)}  # fmt: skip
+        await guard(scope, receive, send)  # type: ignore[arg-type]
+        return statuses[0]
+
+    return asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("path", ["/v1/batches", "/v1/files"])
+def test_a_client_that_stops_sending_is_not_waited_for(make_server: MakeServer, path: str) -> None:
+    server = make_server(Limits(idle_seconds=0.05))
+    head = [(b"content-type", b"multipart/form-data; boundary=x" if "files" in path else b"application/json")]
+    half = [{"type": "http.request", "body": b"--x\r\n", "more_body": True}]
+    assert call(build_app(server), path, half, head) == 408  # type: ignore[arg-type]
+    assert not list(server.places.files.iterdir())
+
+
+def test_without_a_token_no_body_is_read_and_no_place_is_taken(make_server: MakeServer) -> None:
+    app = build_app(make_server(Limits(in_flight=0), tokens=Tokens({ANNA: "anna"})))
+    assert call(app, "/v1/files", []) == 401  # type: ignore[arg-type]
+    assert call(app, "/v1/files", [], [(b"authorization", f"Bearer {ANNA}".encode())]) == 429  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ import torch
 from openai.types import Batch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.cluster.launching import MPIRUN, needs_mpi
 from tests.model.tiny_models import randomize
 from tests.server.conftest import ANNA, BELA
 from tests.server.requests import input_file, line
@@ -48,10 +49,21 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Serving:
     """A running `hpcgen serve`."""
 
-    def __init__(self, model: Path, directory: Path, environment: dict[str, str], *options: str) -> None:
+    def __init__(self, model: Path, directory: Path, environment: dict[str, str], *launcher: object) -> None:
         self.log = directory.with_name("serve.log")
-        command = [sys.executable, "-m", "hpcgen.cli", "serve", "--local", "--model", str(model), "--port", "0"]
-        command += ["--directory", str(directory), "--host-memory", "64MiB", "--threads", "1", *options]
+        command = [
+            *map(str, launcher),
+            sys.executable,
+            "-m",
+            "hpcgen.cli",
+            "serve",
+            "--local",
+            "--model",
+            str(model),
+            "--port",
+            "0",
+        ]
+        command += ["--directory", str(directory), "--host-memory", "64MiB", "--threads", "1"]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stderr=log, stdout=log)
         self.url = self._wait_for_url()
@@ -86,14 +98,14 @@ Start = Callable[..., Serving]
 
 @pytest.fixture(scope="module")
 def start(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    """Starts the server, always in the same directory."""
+    """Starts the server, always in the same directory; what is given goes before its command."""
     directory = tmp_path_factory.mktemp("serve") / "state"
     cache = str(tmp_path_factory.mktemp("cache"))
     environment = os.environ | {"HPCGEN_CACHE": cache, "OMP_NUM_THREADS": "1", "HPCGEN_TOKENS": f"{ANNA},{BELA}"}
     started: list[Serving] = []
 
-    def start_one(*options: str) -> Serving:
-        started.append(Serving(model, directory, environment, *options))
+    def start_one(*launcher: object) -> Serving:
+        started.append(Serving(model, directory, environment, *launcher))
         return started[-1]
 
     yield start_one
@@ -178,6 +190,24 @@ def test_a_whole_life_with_the_official_client_and_a_kill(start: Start) -> None:
             assert connection.makefile("rb").readline().split()[1] == b"404"
 
     # It leaves in good order when it is asked to.
+    assert serving.stop() == 0
+
+
+@needs_mpi
+@pytest.mark.xdist_group("ranks")
+def test_on_two_ranks_a_batch_that_a_kill_interrupted_is_finished(start: Start) -> None:
+    serving = start(MPIRUN, "-n", 2)
+    client = serving.client()
+    batch = submit(client, input_file(300, max_tokens=60))
+    while not client.batches.retrieve(batch.id).request_counts.completed:  # type: ignore[union-attr]
+        time.sleep(0.1)
+    serving.kill()
+    serving = start(MPIRUN, "-n", 2)
+    client = serving.client()
+    done = wait(client, batch)
+    assert done.status == "completed"
+    output = lines(client, done.output_file_id)
+    assert [entry["custom_id"] for entry in output] == [f"r{number}" for number in range(300)]
     assert serving.stop() == 0
 
 

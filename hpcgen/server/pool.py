@@ -20,6 +20,7 @@ from hpcgen.server.store import EngineState, Store
 
 POLL_SECONDS = 0.5
 """Between two looks at the store, for new, cancelled and expired batches."""
+FILE_THREADS = 4
 _log = logging.getLogger(__name__)
 
 
@@ -58,8 +59,8 @@ class Pool:
         """Of each sequence in the engine."""
         self._next_id = 0
         self._next_poll = 0.0
-        # Large inputs and outputs take seconds to read and write: the engine must not wait for them.
-        self._files = ThreadPoolExecutor(1, "batch-files")
+        # Large inputs and outputs take seconds to read and write: neither engine nor small batches may wait for them.
+        self._files = ThreadPoolExecutor(FILE_THREADS, "batch-files")
 
     def turn(self) -> bool:
         """One decision of the engine, and what follows from it. False if there was nothing to do."""

@@ -75,9 +75,9 @@ class Validator:
         self._thread.join()
 
     def turn(self) -> None:
-        """Checks all batches that wait for it."""
-        for batch in self._server.store.batches_in("validating"):
-            self._validate(batch)
+        """Checks all batches that wait for it, small ones first."""
+        while waiting := self._server.store.batches_in("validating"):
+            self._validate(min(waiting, key=lambda batch: batch.lines))
 
     def _run(self) -> None:
         while not self._stop.wait(self._interval):

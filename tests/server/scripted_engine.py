@@ -1,7 +1,7 @@
 """Stands in for the engine: a token for every sequence at each step, and none of the cost."""
 
 from collections.abc import Iterable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 from hpcgen.batch.detokenization import Detokenizer
@@ -107,7 +107,7 @@ class TestPool:
         for _ in range(count):
             self.now += 1.0
             self.pool.turn()
-            self.pool._files.submit(lambda: None).result()
+            wait([*self.pool._opening.values(), *self.pool._delivering.values()])
 
     def until(self, id: str, *statuses: str, most: int = 500) -> int:
         """Turns until the batch has one of these states; how many it took."""

@@ -73,3 +73,14 @@ def test_a_batch_that_was_cancelled_meanwhile_stays_cancelled(client: TestClient
     client.post(f"/v1/batches/{batch['id']}/cancel")
     Validator(server).turn()
     assert client.get(f"/v1/batches/{batch['id']}").json()["status"] == "cancelling"
+
+
+def test_a_small_batch_is_checked_before_a_large_one(
+    client: TestClient, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large, small = create(client, upload(client, input_file(50))), create(client, upload(client, input_file(2)))
+    checked: list[str] = []
+    update = server.store.update_batch
+    monkeypatch.setattr(server.store, "update_batch", lambda id, *a, **k: checked.append(id) or update(id, *a, **k))
+    Validator(server).turn()
+    assert checked == [small["id"], large["id"]]

@@ -48,13 +48,13 @@ class BatchInput:
     def __init__(self, path: str | os.PathLike[str], max_line_bytes: int = MAX_LINE_BYTES) -> None:
         self.path = Path(path)
         self.max_line_bytes = max_line_bytes
+        # Before it is opened: a pipe that nobody writes to would wait for ever.
+        if self.path.exists() and not self.path.is_file():
+            raise InputError(f"the input {self.path} is not a regular file: it is read more than once")
         try:
             self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise InputError(f"cannot read the input {self.path}: {error.strerror}") from None
-        if not self.path.is_file():
-            os.close(self._fd)
-            raise InputError(f"the input {self.path} is not a regular file: it is read more than once")
         try:
             self._starts, self.sha256 = self._find_lines()
             self._first = self._find_duplicates()

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -28,18 +28,28 @@ def error_path(output: Path) -> Path:
     return output.with_name(f"{output.stem}.errors{output.suffix}")
 
 
-def check_output_path(output: Path) -> None:
-    """Before any work: whether the output can be written at the end.
+def check_output_path(output: Path, kept: Iterable[Path] = ()) -> None:
+    """Before any work: whether the output and the error file can be written at the end.
+
+    Args:
+        kept: files and directories that an output must not replace, such as the input.
 
     Raises:
-        OutputError: it is a directory, or its directory does not exist or is not writable.
+        OutputError: one of them is no regular file or would replace what is kept, or its directory does not exist or
+            is not writable.
     """
-    if output.is_dir():
-        raise OutputError(f"the output {output} is a directory; give the name of a file")
     if not output.parent.is_dir():
         raise OutputError(f"cannot write the output {output}: there is no directory {output.parent}")
     if not os.access(output.parent, os.W_OK | os.X_OK):
         raise OutputError(f"cannot write the output {output}: {output.parent} is not writable")
+    for path in (output, error_path(output)):
+        if path.is_dir():
+            raise OutputError(f"the output {path} is a directory; give the name of a file")
+        if path.exists() and not path.is_file():
+            raise OutputError(f"the output {path} is not a regular file; an output takes its place in one step")
+        for other in kept:
+            if path.absolute() == other.absolute() or (path.exists() and other.exists() and path.samefile(other)):
+                raise OutputError(f"the output {path} would replace {other}; give another --output")
 
 
 class Results:

@@ -44,16 +44,33 @@ def load_tokenizer(model_directory: str | Path) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(str(model_directory), local_files_only=True, trust_remote_code=False)
     except Exception as error:
         # transformers raises many types here (OSError, ValueError, KeyError, the tokenizers library's bare Exception).
-        reason = str(error).strip().splitlines()
+        reason = " ".join(str(error).split())[:500]
         raise TokenizerError(
-            f"cannot load a tokenizer from {model_directory}: {reason[0] if reason else type(error).__name__}"
+            f"cannot load a tokenizer from {model_directory}: {reason or type(error).__name__}. A model directory has "
+            "tokenizer.json beside config.json"
         ) from None
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise TokenizerError(
             f"{model_directory} has no tokenizer.json and none could be made from what is there; "
             "save one with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
         )
+    _check_template(model_directory, tokenizer)
     return tokenizer
+
+
+def _check_template(model_directory: str | Path, tokenizer: Any) -> None:
+    """A template that does not parse would fail every request as if it were the request's fault."""
+    from jinja2 import TemplateSyntaxError
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    templates = tokenizer.chat_template or {}
+    try:
+        for template in templates.values() if isinstance(templates, dict) else [templates]:
+            _compile_jinja_template(template)
+    except TemplateSyntaxError as error:
+        raise TokenizerError(
+            f"the chat template of {model_directory} does not parse: line {error.lineno}: {error.message}"
+        ) from None
 
 
 def end_of_sequence_ids(model_directory: str | Path, tokenizer: Any) -> tuple[int, ...]:

@@ -5,18 +5,18 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from hpcgen.errors import HpcgenError
 
-Subparsers = "argparse._SubParsersAction[argparse.ArgumentParser]"
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 class NothingToDo(HpcgenError):
     """The command does not apply to the run as it stands."""
 
 
-def add_job_parsers(subparsers: Subparsers, add_run_arguments: Callable[[argparse.ArgumentParser], None]) -> None:  # type: ignore[valid-type]
+def add_job_parsers(subparsers: Subparsers, add_run_arguments: Callable[[argparse.ArgumentParser], None]) -> None:
     """Adds all commands; each sets `call`, which takes the parsed arguments and returns the exit status.
 
     Args:
@@ -28,12 +28,12 @@ def add_job_parsers(subparsers: Subparsers, add_run_arguments: Callable[[argpars
         ("cancel", _cancel, "cancel the jobs of a run; what is finished or in a checkpoint is kept"),
         ("resume", _resume, "submit a run again that has stopped"),
     ):
-        parser = subparsers.add_parser(name, help=help_text, description=help_text)  # type: ignore[attr-defined]
+        parser = subparsers.add_parser(name, help=help_text, description=help_text)
         parser.add_argument("run_directory", type=Path, metavar="RUN_DIR")
         parser.set_defaults(call=call)
     logs = subparsers.add_parser(
         "logs", help="what the jobs of a run printed", description="What the jobs of a run printed, job after job."
-    )  # type: ignore[attr-defined]
+    )
     logs.add_argument("run_directory", type=Path, metavar="RUN_DIR")
     logs.add_argument("-f", "--follow", action="store_true", help="go on while jobs wait or run")
     logs.add_argument("-n", "--lines", type=int, metavar="N", help="only the last N lines of each log")
@@ -41,16 +41,16 @@ def add_job_parsers(subparsers: Subparsers, add_run_arguments: Callable[[argpars
     logs.set_defaults(call=_logs)
     listing = subparsers.add_parser(
         "list", help="the runs below a directory", description="A line for each run directory below a directory."
-    )  # type: ignore[attr-defined]
+    )
     listing.add_argument("directory", type=Path, nargs="?", default=Path(), metavar="DIR")
     listing.set_defaults(call=_list)
 
 
-def add_checkpoint_parser(subparsers: Subparsers) -> None:  # type: ignore[valid-type]
+def add_checkpoint_parser(subparsers: Subparsers) -> None:
     """Adds `checkpoint show`."""
     parser = subparsers.add_parser(
         "checkpoint", help="look at checkpoints", description="Look at the checkpoints of a run."
-    )  # type: ignore[attr-defined]
+    )
     show = parser.add_subparsers(dest="action", required=True, metavar="ACTION").add_parser(
         "show", help="what is in a checkpoint"
     )
@@ -58,8 +58,8 @@ def add_checkpoint_parser(subparsers: Subparsers) -> None:  # type: ignore[valid
     show.set_defaults(call=_show_checkpoint)
 
 
-def _add_submit(subparsers: Subparsers, add_run_arguments: Callable[[argparse.ArgumentParser], None]) -> None:  # type: ignore[valid-type]
-    parser = subparsers.add_parser(  # type: ignore[attr-defined]
+def _add_submit(subparsers: Subparsers, add_run_arguments: Callable[[argparse.ArgumentParser], None]) -> None:
+    parser = subparsers.add_parser(
         "submit",
         help="run a batch as a Slurm job",
         description="Submit a run to Slurm. The job survives preemption, its time limit and lost nodes: it is requeued "

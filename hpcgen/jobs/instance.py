@@ -19,10 +19,10 @@ from hpcgen.engine.executor import Activity
 from hpcgen.engine.stopping import StopMatcher
 from hpcgen.errors import HpcgenError
 from hpcgen.kernels.native.library import native_library
-from hpcgen.model.architecture import context_length, read_config
+from hpcgen.model.architecture import context_length, definition_of, read_config
 from hpcgen.model.causal import CausalModel
 from hpcgen.model.conversion.definition import target_dtype
-from hpcgen.model.weight_cache import cached_weight_file
+from hpcgen.model.weight_cache import cached_weight_file, check_checkpoint
 from hpcgen.model.weight_file import WeightFile
 from hpcgen.sequence import Sequence
 
@@ -84,11 +84,14 @@ def prepare(world: World, options: InstanceOptions) -> Prepared:
     device = _device(device_of_rank(world, options.device, torch.cuda.device_count()))
     if device.type == "cpu":
         torch.set_num_threads(threads_per_rank(world, options.threads))
-    detokenizer = Detokenizer.load(options.model)
-    config = read_config(options.model)[1]
+    model_type, config = read_config(options.model)
+    definition_of(model_type, config)
     dtype = target_dtype(config, options.dtype)
     engine_options = _engine_options(options, device, dtype, _longest(options, config))
     model = CausalModel.build(options.model, dtype, device)
+    if world.leads:
+        check_checkpoint(options.model, dtype, weight_layout(engine_options))
+    detokenizer = Detokenizer.load(options.model)
     watchdog = Watchdog(world, options.stall_timeout if world.size > 1 else None)
     ranks = ClusterOptions(options.migrate, options.partition_below)
     return Prepared(model, detokenizer, engine_options, ranks, watchdog)

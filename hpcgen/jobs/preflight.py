@@ -90,7 +90,7 @@ def check_run_directory(path: Path, batch_input: BatchInput, model: Path, output
     Raises:
         HpcgenError: it is of another run, is complete, in use, or cannot be written.
     """
-    check_output_path(output)
+    check_output_path(output, (batch_input.path, path))
     directory = RunDirectory(path)
     if directory.manifest_path.exists():
         manifest = directory.read_manifest()

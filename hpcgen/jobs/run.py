@@ -69,9 +69,9 @@ def run(options: RunOptions, say: Callable[[str], None]) -> Summary | None:
 def _lead(world: World, options: RunOptions, say: Callable[[str], None]) -> Summary:
     """Rank 0, or the only one."""
     signals.current()
-    check_output_path(options.output)
-    is_parquet(options.output)  # raises where it could not be written at the end
     run_directory = RunDirectory(options.run_directory or default_run_directory(options.output))
+    check_output_path(options.output, (options.input, run_directory.path))
+    is_parquet(options.output)  # raises where it could not be written at the end
     source = open_source(options.input, run_directory.path, options.template)
     batch_input = BatchInput(source.requests)
     prepared = prepare(world, options)

@@ -21,6 +21,8 @@ def read_config(directory: Path) -> tuple[str, PreTrainedConfig]:
     Raises ModelError: no such directory or file, not JSON, no model type, or one that transformers does not know.
     """
     file = directory / "config.json"
+    if not directory.is_dir():
+        raise ModelError(f"There is no model directory {directory}. Give --model a local directory of a model.")
     if not file.is_file():
         raise ModelError(f"{directory} is not a model directory: it has no config.json. Give --model a directory.")
     try:
@@ -29,7 +31,7 @@ def read_config(directory: Path) -> tuple[str, PreTrainedConfig]:
         raise ModelError(f"{file} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise ModelError(f"{file} cannot be read: its JSON is not an object.")
-    model_type = content.get("model_type")
+    model_type = content.get("model_type") if isinstance(content, dict) else None
     if not isinstance(model_type, str):
         raise ModelError(f"{file} names no model_type: it is not the configuration of a transformers model.")
     known_as = (described(model_type) or {}).get("transformers_model_type", model_type)

@@ -13,11 +13,13 @@ import transformers
 
 from hpcgen.model.architecture import read_config
 from hpcgen.model.atomic_file import remove_abandoned
-from hpcgen.model.conversion.checkpoint import source_fingerprint
+from hpcgen.model.conversion.checkpoint import Checkpoint, source_fingerprint
 from hpcgen.model.conversion.convert import Progress, convert
-from hpcgen.model.conversion.definition import target_dtype
-from hpcgen.model.conversion.layout_choice import layout_version
+from hpcgen.model.conversion.definition import Definition, target_dtype
+from hpcgen.model.conversion.layout_choice import layout_choice, layout_version
+from hpcgen.model.conversion.plan import plan_conversion
 from hpcgen.model.conversion_lock import ConversionLock
+from hpcgen.model.quantization import quantization_of
 from hpcgen.model.weight_file import WeightFile
 from hpcgen.model.weight_format import VERSION, WeightFileError
 
@@ -78,6 +80,21 @@ def cached_weight_file(
     finally:
         lock.release()
     return path
+
+
+def check_checkpoint(model_directory: str | os.PathLike, dtype: torch.dtype | None, layout: str) -> None:
+    """Before any work: whether the checkpoint can be converted, as far as its headers tell. Quick where it was.
+
+    Raises:
+        ModelError, ConversionError: as `convert`.
+    """
+    directory = Path(model_directory)
+    if _is_whole(cache_directory() / _file_name(directory, dtype, layout)):
+        return
+    definition = Definition(directory, dtype)
+    checkpoint = Checkpoint(directory)
+    quantization = quantization_of(checkpoint.config)
+    plan_conversion(checkpoint, definition, quantization, layout_choice(layout, definition))
 
 
 def _file_name(directory: Path, dtype: torch.dtype | None, layout: str) -> str:

@@ -134,7 +134,8 @@ def _serve_local(arguments: argparse.Namespace, options: "ServeOptions") -> None
     from hpcgen.server.serve import serve_local
 
     dtype = None if arguments.dtype is None else getattr(torch, arguments.dtype)
-    chosen = {name: getattr(arguments, name) for name in _INSTANCE}
+    # A server without batches stands still for as long as nobody brings one.
+    chosen = {name: getattr(arguments, name) for name in _INSTANCE} | {"stall_timeout": None}
     serve_local(options, InstanceOptions(model=options.model, dtype=dtype, **chosen), _say)
 
 

@@ -83,7 +83,9 @@ class Definition:
             return True
         # Layers past the last are for multi-token prediction (DeepSeek-V3 §2.2), which plain decoding does not use.
         layer = re.match(re.escape(self.family.layers) + r"\.(\d+)\.", key)
-        return layer is not None and int(layer[1]) >= layer_count(self.model.config)
+        first = layer_count(self.model.config)
+        extra = getattr(self.model.config, "num_nextn_predict_layers", None) or 0
+        return layer is not None and first <= int(layer[1]) < first + extra
 
     def _dtypes(self) -> Mapping[str, torch.dtype]:
         """As `from_pretrained(dtype=...)` would have them: some parameters stay in fp32."""

@@ -1,6 +1,8 @@
 """`hpcgen run` as its users know it: a real process, a real model directory, files."""
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -161,6 +163,63 @@ def test_an_unsupported_architecture_is_refused_before_any_work(
     assert main([*map(str, arguments(other, tmp_path))]) == 2
     assert "mamba" in capsys.readouterr().err
     assert not (tmp_path / "out.run").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "output"),
+    [("in.jsonl", "in.jsonl"), ("out.errors.jsonl", "out.jsonl"), ("in.jsonl", "link.jsonl"), ("in.jsonl", "pipe")],
+    ids=["the input", "the input by the error file", "a link to the input", "a pipe"],
+)
+def test_an_output_never_replaces_the_input_or_what_is_no_file(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str, output: str
+) -> None:
+    before = write_requests(tmp_path / given, [request(0)]).read_bytes()
+    os.mkfifo(tmp_path / "pipe")
+    if output == "link.jsonl":
+        os.link(tmp_path / given, tmp_path / output)
+    files = ["--input", str(tmp_path / given), "--output", str(tmp_path / output)]
+    assert main(["run", "--model", str(model), *files]) == 2
+    assert "the output" in capsys.readouterr().err
+    assert (tmp_path / given).read_bytes() == before
+
+
+def test_a_pipe_is_refused_as_input_at_once(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "in.jsonl")
+    assert main([*map(str, arguments(model, tmp_path))]) == 2
+    assert "not a regular file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("chat_template.jinja", "{% for x in %}", "chat template"),
+        ("model.safetensors", "short", "model.safetensors"),
+        ("config.json", "[]", "config.json"),
+        ("config.json", '{"model_type": "t5"}', "causal"),
+    ],
+)
+def test_a_damaged_model_directory_is_refused_before_any_work(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, content: str, message: str
+) -> None:
+    write_requests(tmp_path / "in.jsonl", [request(0)])
+    other = tmp_path / "damaged"
+    shutil.copytree(model, other)
+    (other / file).write_text(content)
+    assert main([*map(str, arguments(other, tmp_path))]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out.run").exists()
+
+
+def test_weights_of_more_layers_than_the_configuration_has_are_refused(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_requests(tmp_path / "in.jsonl", [request(0)])
+    other = tmp_path / "shallow"
+    shutil.copytree(model, other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+    assert main([*map(str, arguments(other, tmp_path))]) == 2
+    assert "model.layers.1" in capsys.readouterr().err
 
 
 def test_a_run_directory_of_another_input_or_seed_is_refused(model: Path, tmp_path: Path, hpcgen: Run) -> None:

@@ -122,6 +122,18 @@ class Batch:
     input: Path
     results: dict[str, Any]
 
+    def repeated(self, times: int, path: Path) -> "Batch":
+        """The same requests several times over; their seeds make the answers the same too."""
+        requests = [json.loads(line) for line in self.input.read_text().splitlines()]
+        results = {}
+        with open(path, "w") as file:
+            for copy in range(times):
+                for request in requests:
+                    name = f"{request['custom_id']}.{copy}"
+                    file.write(json.dumps(request | {"custom_id": name}) + "\n")
+                    results[name] = self.results[request["custom_id"]]
+        return Batch(self.model, path, results)
+
 
 @pytest.fixture(scope="session")
 def batch(cluster_root, private_cluster):
@@ -146,6 +158,7 @@ def batch(cluster_root, private_cluster):
                 "max_tokens": 100 + 7 * number % 100,
                 "temperature": 0.8 * (number % 2),
                 "ignore_eos": True,
+                "seed": number,
             }
             line = {"custom_id": f"r{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
             file.write(json.dumps(line) + "\n")
@@ -203,7 +216,7 @@ class Run:
         """Complete, in order, and those of a run that nothing disturbed."""
         assert (self.directory / "SUCCESS").exists()
         results = read_results(self.output)
-        assert list(results) == [f"r{number}" for number in range(REQUESTS)]
+        assert list(results) == list(self.batch.results)
         assert results == self.batch.results
 
 

@@ -122,7 +122,9 @@ def test_a_second_job_on_the_same_run_directory_is_refused(run):
 
 
 def test_a_run_longer_than_the_time_limit_is_requeued_until_it_is_done(run):
-    # One sequence at a time: longer than the limit. Slurm may send the signal up to a minute early.
+    # One sequence at a time, long enough on a fast machine too: the signal comes after a minute at the latest, and
+    # Slurm may send it up to a minute early.
+    run.batch = run.batch.repeated(4, run.output.with_name("long.jsonl"))
     run.submit("--time", 2, "--signal-seconds", 60, "--expert-batch", 1)
     wait(lambda: run.job.restarts or run.job.ended, "the time limit")
     assert run.job.restarts, run.log

@@ -43,7 +43,7 @@ class Batch:
         return [*program, *self._arguments, *more]
 
     def results(self) -> list[tuple[str, str]]:
-        lines = map(json.loads, self.output.read_text().splitlines())
+        lines = map(json.loads, filter(None, self.output.read_text().split("\n")))
         return [(line["custom_id"], line["response"]["body"]["choices"][0]["text"]) for line in lines]
 
 

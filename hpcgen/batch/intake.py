@@ -6,10 +6,12 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,21 +59,24 @@ class TokenizerPool:
 
     def __init__(self, model_directory: str | Path, run_seed: int, max_model_len: int, workers: int = 1) -> None:
         # Spawned, not forked: the parent has threads, an accelerator's context and MPI, none of which survives a fork.
-        self._pool = ProcessPoolExecutor(
-            max_workers=workers,
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=_start_worker,
-            initargs=(str(model_directory), run_seed, max_model_len),
-        )
+        with _job_signals_held_back():
+            self._pool = ProcessPoolExecutor(
+                max_workers=workers,
+                mp_context=multiprocessing.get_context("spawn"),
+                initializer=_start_worker,
+                initargs=(str(model_directory), run_seed, max_model_len),
+            )
 
     def start(self) -> None:
         """Begin to load the tokenizer, while the caller still does something else."""
-        self._pool.submit(int)
+        with _job_signals_held_back():
+            self._pool.submit(int)
 
     def submit(self, batch_input: BatchInput, lines: list[Line]) -> Future[list[IntakeItem]]:
         """The items of these lines, to come; BrokenProcessPool where a worker died."""
         try:
-            return self._pool.submit(_tokenize, str(batch_input.path), batch_input.max_line_bytes, lines)
+            with _job_signals_held_back():
+                return self._pool.submit(_tokenize, str(batch_input.path), batch_input.max_line_bytes, lines)
         except BrokenProcessPool as error:
             failed: Future[list[IntakeItem]] = Future()
             failed.set_exception(error)
@@ -182,6 +187,24 @@ class Intake:
                 self._in_work += len(lines)
 
 
+_JOB_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""What a scheduler or a terminal sends to the whole job is the parent's to handle; it stops the workers in the end."""
+
+
+@contextmanager
+def _job_signals_held_back() -> Iterator[None]:
+    """A process that is started in it, a worker or multiprocessing's resource tracker, does not die of these signals
+    in the second before it can say that it ignores them: the mask is inherited. Here they come a moment later."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _JOB_SIGNALS)
+    try:
+        resource_tracker.ensure_running()
+        # Starting the tracker lets some of them through again.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _JOB_SIGNALS)
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 _tokenizer: "RequestTokenizer | HpcgenError | None" = None
 """That of a worker process, set once by its initializer. An error if the start failed: raised with the first task, it
 reaches the parent, which an initializer's does not."""
@@ -189,8 +212,7 @@ reaches the parent, which an initializer's does not."""
 
 def _start_worker(model_directory: str, run_seed: int, max_model_len: int) -> None:
     global _tokenizer
-    # Signals that a scheduler or a terminal sends to the whole job are the parent's to handle; it stops us in the end.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+    for number in _JOB_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcgen.batch.intake import Intake
+from hpcgen.batch.intake import Intake, IntakeError, IntakeItem
 from hpcgen.batch.parquet import is_parquet, write_parquet
 from hpcgen.batch.reader import BatchInput
 from hpcgen.batch.results import OutputError, Results, check_output_path, error_path
@@ -218,7 +218,7 @@ class _Batch:
             while engine.backlog < self._wave:
                 # With few sequences in hand, a full wave is worth a wait for the tokenizer.
                 with self._watchdog.waiting("requests that the tokenizer works on"):
-                    item = intake.take(block=engine.pending < self._wave // 2)
+                    item = self._take(intake, engine.pending < self._wave // 2)
                 if item is None:
                     break
                 if item.error is not None:
@@ -231,6 +231,15 @@ class _Batch:
             self._recovery.save_if_due(engine, self._results)
             for sequence in engine.step():
                 self._finish(sequence)
+
+    @staticmethod
+    def _take(intake: Intake, block: bool) -> IntakeItem | None:
+        try:
+            return intake.take(block)
+        except IntakeError:
+            # What killed the worker may have been a signal to the whole job: then it is a stop and no failure.
+            signals.current().check()
+            raise
 
     def _stop_where_asked(self, engine: Engine | Coordinator) -> None:
         """Between two decisions all ranks are at the same place and can end in good order."""

@@ -123,3 +123,25 @@ def test_workers_end_with_a_parent_that_was_killed_and_never_load_torch(
         parent.kill()
     assert workers and not any("libtorch" in path for path in loaded)
     assert not psutil.wait_procs(workers, timeout=30)[1]
+
+
+def test_signals_to_the_whole_job_do_not_kill_a_worker_that_has_just_been_started(batch_input, model_directory, chat):
+    """As a preemption right after the start: every process of the job gets the signal, at any moment."""
+    received = []
+    numbers = (signal.SIGTERM, signal.SIGUSR2)
+    before = {number: signal.signal(number, lambda n, _: received.append(n)) for number in numbers}
+    try:
+        with Intake(batch_input([chat("a")]), model_directory, 0, max_model_len=100) as intake:
+            intake.start()
+            deadline = time.monotonic() + 2
+            while time.monotonic() < deadline:
+                for child in psutil.Process().children(recursive=True):
+                    for number in numbers:
+                        child.send_signal(number)
+                time.sleep(0.005)
+            assert intake.take(block=True).sequences
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert received == [signal.SIGTERM]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

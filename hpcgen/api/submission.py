@@ -11,9 +11,9 @@ import msgspec
 
 from hpcgen.api.outputs import CompletionOutput, RequestOutput
 from hpcgen.api.prompts import Conversation, Params, Prompt, chat_bodies, completion_bodies, request
-from hpcgen.batch.durable import DIRECTORY_MODE, FILE_MODE, write_atomically
 from hpcgen.batch.request import CHAT, COMPLETIONS
 from hpcgen.batch.results import error_path
+from hpcgen.durable import DIRECTORY_MODE, FILE_MODE, write_atomically
 from hpcgen.errors import HpcgenError
 from hpcgen.jobs import slurm as slurm_client
 from hpcgen.jobs.status import RunState, read_state

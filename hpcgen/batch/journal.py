@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from hpcgen.batch.durable import FILE_MODE, sync_directory
+from hpcgen.durable import FILE_MODE, sync_directory
 from hpcgen.errors import HpcgenError
 
 _HEADER = struct.Struct("<8sQ")  # magic, number of requests

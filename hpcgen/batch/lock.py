@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from hpcgen.batch.durable import FILE_MODE
+from hpcgen.durable import FILE_MODE
 from hpcgen.errors import HpcgenError
 
 HEARTBEAT_SECONDS = 10.0

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from hpcgen.batch.durable import USER_FILE_MODE, write_atomically
 from hpcgen.batch.journal import Journal
 from hpcgen.batch.table import Row, Table, TableError
+from hpcgen.durable import USER_FILE_MODE, write_atomically
 
 _BATCH_ROWS = 1024
 _RESULT_COLUMNS = ("custom_id", "output", "outputs", "finish_reason", "prompt_tokens", "completion_tokens", "error")

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from hpcgen.batch.detokenization import Detokenizer
-from hpcgen.batch.durable import USER_FILE_MODE
 from hpcgen.batch.journal import Journal
 from hpcgen.batch.reader import BatchInput
 from hpcgen.batch.request import Request, RequestError
 from hpcgen.batch.response import error_line, output_line, unexecuted_line
 from hpcgen.batch.run_directory import RunDirectory
 from hpcgen.batch.sub_batches import Counts, SubBatches, write_outputs
+from hpcgen.durable import USER_FILE_MODE
 from hpcgen.errors import HpcgenError
 from hpcgen.sequence import Sequence
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from hpcgen.batch.durable import DIRECTORY_MODE, write_json
 from hpcgen.batch.fingerprint import model_fingerprint
 from hpcgen.batch.lock import DirectoryLock
 from hpcgen.batch.reader import BatchInput
+from hpcgen.durable import DIRECTORY_MODE, write_json
 from hpcgen.errors import HpcgenError
 
 FORMAT = 1

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from hpcgen.batch.durable import DIRECTORY_MODE
 from hpcgen.batch.table import Table, TableError, decompress
 from hpcgen.batch.template import PromptTemplate, write_requests
+from hpcgen.durable import DIRECTORY_MODE
 
 _COMPRESSED = (".gz", ".zst")
 _TABLES = (".csv", ".parquet")

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hpcgen.batch.durable import FILE_MODE, write_atomically
 from hpcgen.batch.journal import Journal
+from hpcgen.durable import FILE_MODE, write_atomically
 
 
 class Counts(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, cast
 
 import msgspec
 
-from hpcgen.batch.durable import write_atomically
+from hpcgen.durable import write_atomically
 from hpcgen.errors import HpcgenError
 
 _KINDS = {".csv": "csv", ".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl"}

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from hpcgen.batch.durable import write_atomically
 from hpcgen.batch.request import CHAT, COMPLETIONS
 from hpcgen.batch.table import Row, Table, TableError
+from hpcgen.durable import write_atomically
 
 
 class PromptTemplate:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from hpcgen.batch.durable import sync_directory, write_atomically
+from hpcgen.durable import sync_directory, write_atomically
 
 VERSION = 1
 KEPT_EPOCHS = 2

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from hpcgen.batch.durable import sync_directory, write_json
+from hpcgen.durable import sync_directory, write_json
 from hpcgen.errors import HpcgenError
 
 HEARTBEAT_SECONDS = 10.0

@@ -15,7 +15,7 @@ import submitit
 import yaml
 from submitit.core.utils import FailedJobError
 
-from hpcgen.batch.durable import write_json
+from hpcgen.durable import write_json
 from hpcgen.errors import HpcgenError
 from hpcgen.jobs import slurm
 from hpcgen.jobs.requeue import DEFAULT_MAX_REQUEUES

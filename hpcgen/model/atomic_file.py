@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from hpcgen.durable import sync_directory
 from hpcgen.model.process_identity import is_dead, own_identity
 
 PARTIAL_SUFFIX = ".partial"
@@ -34,7 +35,7 @@ def written_aside(destination: Path) -> Iterator[int]:
         with suppress(FileNotFoundError):
             partial.unlink()
         raise
-    _sync_directory(destination.parent)
+    sync_directory(destination.parent)
 
 
 def remove_abandoned(directory: Path) -> None:
@@ -57,12 +58,3 @@ def age(path: Path) -> float:
     with suppress(FileNotFoundError):
         probe.unlink()
     return now - path.stat().st_mtime
-
-
-def _sync_directory(directory: Path) -> None:
-    """Makes a rename in it last through a power failure."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

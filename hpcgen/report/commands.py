@@ -21,7 +21,7 @@ def add_report_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentP
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from hpcgen.batch.durable import USER_FILE_MODE, write_atomically
+    from hpcgen.durable import USER_FILE_MODE, write_atomically
     from hpcgen.report.page import render_page
     from hpcgen.report.run_record import RunRecord
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
 
-from hpcgen.batch.durable import DIRECTORY_MODE, sync_directory
+from hpcgen.durable import DIRECTORY_MODE, sync_directory
 from hpcgen.server.access import Access, get_access
 from hpcgen.server.api_errors import ApiError, busy, not_found
 from hpcgen.server.objects import BatchList, BatchObject, CreateBatch, ErrorResponse, page

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcgen.batch.durable import DIRECTORY_MODE
 from hpcgen.batch.reader import MAX_LINE_BYTES
+from hpcgen.durable import DIRECTORY_MODE
 from hpcgen.server.errors import ServerError
 
 

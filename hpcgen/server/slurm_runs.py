@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 
 from hpcgen.batch.detokenization import Detokenizer
-from hpcgen.batch.durable import DIRECTORY_MODE
 from hpcgen.batch.results import error_path
 from hpcgen.batch.run_directory import RunDirectory
 from hpcgen.batch.sub_batches import Counts
+from hpcgen.durable import DIRECTORY_MODE
 from hpcgen.errors import HpcgenError
 from hpcgen.jobs import slurm
 from hpcgen.jobs.status import RunState, read_state

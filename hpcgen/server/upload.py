@@ -11,7 +11,7 @@ from python_multipart import MultipartParser
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
 
-from hpcgen.batch.durable import FILE_MODE, sync_directory
+from hpcgen.durable import FILE_MODE, sync_directory
 from hpcgen.server.api_errors import ApiError
 
 _BUFFER_BYTES = 2**20

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import msgspec
 
-from hpcgen.batch.durable import DIRECTORY_MODE, write_atomically
 from hpcgen.batch.request import CHAT, URLS
 from hpcgen.batch.results import error_path
 from hpcgen.batch.run_directory import RunDirectory
+from hpcgen.durable import DIRECTORY_MODE, write_atomically
 from hpcgen.server.access import Access, Server
 from hpcgen.server.api_errors import ApiError
 from hpcgen.server.batches_api import admit, new_batch

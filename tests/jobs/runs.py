@@ -2,9 +2,9 @@
 
 import json
 
-from hpcgen.batch.durable import write_json
 from hpcgen.batch.journal import Journal
 from hpcgen.batch.run_directory import InputIdentity, Manifest, ModelIdentity
+from hpcgen.durable import write_json
 from hpcgen.jobs.submission import Submission
 
 

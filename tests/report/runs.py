@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcgen.batch.durable import write_json
 from hpcgen.batch.journal import Journal
 from hpcgen.batch.run_directory import InputIdentity, Manifest, ModelIdentity
+from hpcgen.durable import write_json
 
 START = 1_796_000_000.0
 

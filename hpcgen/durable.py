@@ -1,4 +1,4 @@
-"""Files that are whole or absent after any crash: written aside, synced, renamed."""
+"""Files that are whole or absent after any crash: written aside, synced, renamed. For every room."""
 
 import os
 import secrets

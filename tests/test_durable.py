@@ -3,7 +3,7 @@ import stat
 
 import pytest
 
-from hpcgen.batch.durable import write_atomically, write_json
+from hpcgen.durable import write_atomically, write_json
 
 
 def test_the_file_appears_whole_and_private(tmp_path):

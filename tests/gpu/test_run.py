@@ -2,31 +2,16 @@ import json
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from hpcgen.cli import main
-from tests.model.tiny_models import randomize
-from tests.tiny_tokenizer import VOCABULARY_SIZE, save_tokenizer
+from tests.tiny_llama import save_tiny_llama
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("model")
-    config = LlamaConfig(
-        vocab_size=VOCABULARY_SIZE,
-        hidden_size=128,
-        intermediate_size=192,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        eos_token_id=1,
-    )
-    randomize(LlamaForCausalLM(config), torch.float32).save_pretrained(directory)
-    save_tokenizer(directory)
-    return directory
+    return save_tiny_llama(tmp_path_factory.mktemp("model"), hidden_size=128, context=512)
 
 
 def answers(model, directory, monkeypatch, *options):

@@ -9,31 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.model.tiny_models import randomize
-from tests.tiny_tokenizer import VOCABULARY_SIZE, save_tokenizer
+from tests.tiny_llama import save_tiny_llama
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("models") / "tiny-llama"
-    config = LlamaConfig(
-        vocab_size=VOCABULARY_SIZE,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        eos_token_id=1,
-    )
-    randomize(LlamaForCausalLM(config), torch.float32).save_pretrained(directory)
-    save_tokenizer(directory)
-    return directory
+    return save_tiny_llama(tmp_path_factory.mktemp("models") / "tiny-llama")
 
 
 @pytest.fixture(scope="session")

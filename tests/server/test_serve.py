@@ -15,35 +15,19 @@ from typing import Any
 import openai
 import psutil
 import pytest
-import torch
 from openai.types import Batch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.cluster.launching import MPIRUN, needs_mpi
-from tests.model.tiny_models import randomize
 from tests.server.conftest import ANNA, BELA
 from tests.server.requests import input_file, line
-from tests.tiny_tokenizer import VOCABULARY_SIZE, save_tokenizer
+from tests.tiny_llama import save_tiny_llama
 
 ENDED = ("completed", "failed", "expired", "cancelled")
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("models") / "tiny-llama"
-    config = LlamaConfig(
-        vocab_size=VOCABULARY_SIZE,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=2048,
-        eos_token_id=1,
-    )
-    randomize(LlamaForCausalLM(config), torch.float32).save_pretrained(directory)
-    save_tokenizer(directory)
-    return directory
+    return save_tiny_llama(tmp_path_factory.mktemp("models") / "tiny-llama", hidden_size=32, context=2048)
 
 
 class Serving:

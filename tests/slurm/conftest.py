@@ -12,13 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from hpcgen.batch.journal import scan
 from hpcgen.jobs import slurm
-from tests.model.tiny_models import randomize
-from tests.tiny_tokenizer import VOCABULARY_SIZE, save_tokenizer
+from tests.tiny_llama import save_tiny_llama
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "slurm" / "private-cluster.sh"
@@ -137,19 +134,7 @@ class Batch:
 
 @pytest.fixture(scope="session")
 def batch(cluster_root, private_cluster):
-    model = cluster_root / "tiny-llama"
-    config = LlamaConfig(
-        vocab_size=VOCABULARY_SIZE,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
-        eos_token_id=1,
-    )
-    randomize(LlamaForCausalLM(config), torch.float32).save_pretrained(model)
-    save_tokenizer(model)
+    model = save_tiny_llama(cluster_root / "tiny-llama", context=1024)
     path = cluster_root / "input.jsonl"
     with open(path, "w") as file:
         for number in range(REQUESTS):

@@ -19,7 +19,14 @@ from hpcgen.kernels.attention.interface import AttentionBackend
 from hpcgen.kernels.select import select_attention, select_experts
 from hpcgen.memory.budget import DeviceBudget
 from hpcgen.memory.device import BudgetedDevice, Device, InPlaceDevice
-from hpcgen.memory.device_plan import DeviceNeeds, PhaseMemory, divide_for_decode, divide_for_prefill
+from hpcgen.memory.device_plan import (
+    RING_SLOTS,
+    DecodeMemory,
+    DeviceNeeds,
+    PhaseMemory,
+    divide_for_decode,
+    divide_for_prefill,
+)
 from hpcgen.memory.host_capacity import available_bytes
 from hpcgen.memory.host_store import HostStore
 from hpcgen.memory.streams import host_synchronize, open_copy_stream
@@ -50,11 +57,37 @@ class EngineOptions:
     """`B_attn`: tokens of one attention call in prefill, sequences in decode."""
     expert_batch: int = 4096
     """`B_moe`: tokens of a wave, and most sequences that decode at once."""
+    decode_microbatch: int | None = None
+    """`B_attn` of decode, where it is another one."""
+    decode_batch: int | None = None
+    """`B_moe` of decode, where it is another one."""
+    ring_slots: int = RING_SLOTS
+    """Of the ring buffer of parameters in prefill."""
+    decode_memory: DecodeMemory = field(default_factory=DecodeMemory)
+    watermark: float = 0.9
+    """Share of the host store in use at which prefill gives way to decode."""
+    refill_below: float = 0.5
+    """Share of a full batch below which decode gives way to prefill."""
     decision_steps: int = 16
     attention_backend: str | None = None
     experts_backend: str | None = None
     tokenizer_directory: Path | None = None
     """The model directory; structured output needs the tokenizer in it."""
+
+    @property
+    def most_active(self) -> int:
+        """Most sequences that decode at once."""
+        return self.decode_batch or self.expert_batch
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Most tokens of an attention call in prefill."""
+        return min(self.attention_microbatch, self.expert_batch)
+
+    @property
+    def decode_sequences(self) -> int:
+        """Most sequences of an attention call in decode."""
+        return min(self.decode_microbatch or self.attention_microbatch, self.most_active)
 
 
 @dataclass(slots=True)
@@ -127,7 +160,10 @@ def build_rank(
         device = InPlaceDevice(weights, model, units, store)
     else:
         needs = device_needs(model, weights, options)
-        phases = {Phase.PREFILL: divide_for_prefill(limit, needs), Phase.DECODE: divide_for_decode(limit, needs)}
+        phases = {
+            Phase.PREFILL: divide_for_prefill(limit, needs, options.ring_slots),
+            Phase.DECODE: divide_for_decode(limit, needs, options.decode_memory),
+        }
         stream = open_copy_stream(options.device)
         synchronize = host_synchronize(options.device)
         device = BudgetedDevice(weights, model, units, store, budget, phases, stream, synchronize)
@@ -136,17 +172,20 @@ def build_rank(
         host_pages=store.count,
         device_pages=phases[Phase.DECODE].kv_bytes // layout.page_bytes if phases and in_pages else None,
         wave_tokens=options.expert_batch,
-        max_active=options.expert_batch,
+        max_active=options.most_active,
         decision_steps=min(options.decision_steps, PAGE_TOKENS),
+        watermark=options.watermark,
+        refill_below=options.refill_below,
     )
     model.experts_backend = select_experts(options.device, options.dtype, options.experts_backend)
     attention = select_attention(options.device, options.dtype, options.attention_backend)
     lifecycle = lifecycle or Lifecycle()
     structured = StructuredOutput(options.tokenizer_directory, model.vocabulary)
     structured.follow(lifecycle)
-    forward = ForwardPass(model, device, attention, options.expert_batch, policies, structured)
-    microbatch = min(options.attention_microbatch, options.expert_batch)
-    executor = Executor(device, forward, Stopping(stop_matcher), microbatch, lifecycle, on_progress)
+    at_once = max(options.expert_batch, options.most_active)
+    forward = ForwardPass(model, device, attention, at_once, policies, structured)
+    microbatches = {Phase.PREFILL: options.prefill_tokens, Phase.DECODE: options.decode_sequences}
+    executor = Executor(device, forward, Stopping(stop_matcher), microbatches, lifecycle, on_progress)
     return RankAssembly(executor, limits, model, store, device, budget, phases, attention, structured)
 
 
@@ -163,16 +202,15 @@ def device_needs(model: CausalModel, weights: WeightFile, options: EngineOptions
     for unit in model.units:
         start, stop = weights.unit_range(unit)
         unit_bytes[unit] = stop - start
-    microbatch = min(options.attention_microbatch, options.expert_batch)
     return DeviceNeeds(
         unit_bytes=unit_bytes,
         always_resident=(FINAL_NORM,),
         layout=model.kv_layout,
         sequence_pages=sequence_pages,
-        microbatch_pages=2 * pages_for(microbatch),
-        active_pages=options.expert_batch * sequence_pages,
-        prefill_activations=_activations(model, microbatch, options.expert_batch),
-        decode_activations=_activations(model, microbatch, options.expert_batch),
+        microbatch_pages=2 * pages_for(options.prefill_tokens),
+        active_pages=options.most_active * sequence_pages,
+        prefill_activations=_activations(model, options.prefill_tokens, options.expert_batch),
+        decode_activations=_activations(model, options.decode_sequences, options.most_active),
     )
 
 

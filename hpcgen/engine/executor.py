@@ -1,6 +1,6 @@
 """Executes one rank's part of a plan: YIELD, discard, COMBINE, and then a wave or the decode steps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -74,7 +74,7 @@ class Executor:
         device: Device,
         forward: ForwardPass,
         stopping: Stopping,
-        microbatch: int,
+        microbatch: Mapping[Phase, int],
         lifecycle: Lifecycle | None = None,
         on_progress: Callable[[Activity], None] = lambda activity: None,
     ):
@@ -146,7 +146,7 @@ class Executor:
         for span in spans:
             kv.extend(span.sequence, span.stop)
             self.lifecycle.move(span.sequence, Status.PREFILLING)
-        sampled = run_wave(self._forward, spans, self._microbatch, kv.microbatch_pages)
+        sampled = run_wave(self._forward, spans, self._microbatch[Phase.PREFILL], kv.microbatch_pages)
         for span in spans:
             span.sequence.kv_length = span.stop
         report.prefilled = list(part.chunks)
@@ -174,7 +174,7 @@ class Executor:
             kv.extend(sequence, min(sequence.kv_length + plan.steps, sequence.max_length))
         if plan.partition:
             return self._decode_partitioned(plan, report)
-        interval = DecodeInterval(self._forward, kv, list(self.active.values()), self._microbatch)
+        interval = DecodeInterval(self._forward, kv, list(self.active.values()), self._microbatch[Phase.DECODE])
         ended: list[Sequence] = []
         while report.steps < plan.steps and self.peers.any_active(interval.active):
             report.steps += 1

@@ -1,6 +1,6 @@
 """How the device's memory is divided in each phase: resident parameters, ring buffer, KV, room to compute.
 
-A division that works, for a given budget. The planner may choose a better one; it obeys the same bounds.
+A division that works, for a given budget; the planner may want another, which is kept to what fits.
 """
 
 from collections.abc import Mapping
@@ -12,6 +12,17 @@ from hpcgen.memory.budget import OutOfDeviceMemory
 
 RING_SLOTS = 2
 """One unit computes while the next one is copied (paper §5.1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeMemory:
+    """What a plan wants of the division in decode."""
+
+    ring_slots: int = RING_SLOTS
+    kv_bytes: int | None = None
+    """KV pages on the device; None: by a simple rule."""
+    kv_streamed: bool = False
+    """KV streamed by layer, whatever else fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,63 +57,83 @@ class DeviceNeeds:
     decode_activations: int
 
 
-def divide_for_prefill(budget: int, needs: DeviceNeeds) -> PhaseMemory:
+def divide_for_prefill(budget: int, needs: DeviceNeeds, ring_slots: int = RING_SLOTS) -> PhaseMemory:
     """Prefill holds two layers' KV of a microbatch; what is left holds parameters. Raises OutOfDeviceMemory."""
     pages = max(needs.sequence_pages, needs.microbatch_pages)
     kv_bytes = 2 * needs.layout.layer_bytes * pages
     left = budget - needs.prefill_activations - kv_bytes
-    resident, slots, _ = _parameters(left, needs, "prefill", kv_bytes, needs.prefill_activations)
+    resident, slots = _parameters(left, needs, ring_slots, "prefill", kv_bytes, needs.prefill_activations)
     return PhaseMemory(resident, slots, "layers", kv_bytes, needs.prefill_activations)
 
 
-def divide_for_decode(budget: int, needs: DeviceNeeds) -> PhaseMemory:
+def divide_for_decode(budget: int, needs: DeviceNeeds, wanted: DecodeMemory | None = None) -> PhaseMemory:
     """Decode wants KV in pages. Parameters are streamed where both do not fit, and KV too where even the longest
-    sequence does not. Raises OutOfDeviceMemory."""
+    sequence does not; or as `wanted`, as far as that fits. Raises OutOfDeviceMemory."""
+    wanted = wanted or DecodeMemory()
     left = budget - needs.decode_activations
     page_bytes = needs.layout.page_bytes
     longest, most = needs.sequence_pages * page_bytes, needs.active_pages * page_bytes
-    total = sum(needs.unit_bytes.values())
-    ring = _ring_bytes(needs)
-    if left - total >= longest:
-        kv_bytes = min(left - total, max(most, longest)) // page_bytes * page_bytes
-        return PhaseMemory(tuple(needs.unit_bytes), 0, "pages", kv_bytes, needs.decode_activations)
-    if left - ring >= longest:
-        # Both are scarce: KV gets half of what the ring leaves, for it sets the batch that a streamed layer serves.
-        kv_bytes = min(max(longest, (left - ring) // 2), max(most, longest)) // page_bytes * page_bytes
-        resident, slots, _ = _parameters(left - kv_bytes, needs, "decode", kv_bytes, needs.decode_activations)
-        return PhaseMemory(resident, slots, "pages", kv_bytes, needs.decode_activations)
-    kv_bytes = 2 * needs.layout.layer_bytes * needs.sequence_pages
-    resident, slots, _ = _parameters(left - kv_bytes, needs, "decode", kv_bytes, needs.decode_activations)
-    return PhaseMemory(resident, slots, "layers", kv_bytes, needs.decode_activations)
+    most = max(most, longest)
+    total, ring = sum(needs.unit_bytes.values()), _ring_bytes(needs, wanted.ring_slots)
+    if left - min(total, ring) < longest or wanted.kv_streamed:
+        kv_bytes = 2 * needs.layout.layer_bytes * needs.sequence_pages
+        kind: Literal["layers", "pages"] = "layers"
+    else:
+        kind = "pages"
+        if wanted.kv_bytes is not None:
+            kv_bytes = min(wanted.kv_bytes, left - min(total, ring))
+        elif left - total >= longest:
+            kv_bytes = left - total
+        else:  # Both are scarce: KV gets half of what the ring leaves: it sets the batch that a streamed layer serves.
+            kv_bytes = (left - ring) // 2
+        kv_bytes = min(max(kv_bytes, longest), most) // page_bytes * page_bytes
+    rest = left - kv_bytes
+    resident, slots = _parameters(rest, needs, wanted.ring_slots, "decode", kv_bytes, needs.decode_activations)
+    return PhaseMemory(resident, slots, kind, kv_bytes, needs.decode_activations)
 
 
-def _ring_bytes(needs: DeviceNeeds) -> int:
-    """Least bytes that parameters need: the ring and what is always resident."""
-    streamed = [size for unit, size in needs.unit_bytes.items() if unit not in needs.always_resident]
-    fixed = sum(needs.unit_bytes[unit] for unit in needs.always_resident)
-    return fixed + RING_SLOTS * max(streamed, default=0)
+def _ring_bytes(needs: DeviceNeeds, slots: int) -> int:
+    """Least bytes that parameters need: the ring, and the units that are larger than its slots."""
+    return min(
+        sum(size for unit, size in needs.unit_bytes.items() if unit not in streamable) + slots * slot_bytes
+        for streamable, slot_bytes in _streamable(needs)
+    )
+
+
+def _streamable(needs: DeviceNeeds) -> list[tuple[list[str], int]]:
+    """What can be streamed through slots of each size that makes a difference: (units in model order, slot bytes)."""
+    sizes = {unit: size for unit, size in needs.unit_bytes.items() if unit not in needs.always_resident}
+    return [([unit for unit, own in sizes.items() if own <= size], size) for size in sorted(set(sizes.values()))]
 
 
 def _parameters(
-    left: int, needs: DeviceNeeds, phase: str, kv_bytes: int, activation_bytes: int
-) -> tuple[tuple[str, ...], int, int]:
-    """(resident units, ring slots, bytes used) within `left` bytes."""
-    total = sum(needs.unit_bytes.values())
+    left: int, needs: DeviceNeeds, slots: int, phase: str, kv_bytes: int, activation_bytes: int
+) -> tuple[tuple[str, ...], int]:
+    """(resident units, ring slots) within `left` bytes, with the fewest bytes to copy in a sweep.
+
+    Streamed units are spread evenly over the sweep, so that the copy of each hides behind the resident ones before it.
+    """
+    sizes = needs.unit_bytes
+    total = sum(sizes.values())
     if total <= left:
-        return tuple(needs.unit_bytes), 0, total
-    used = _ring_bytes(needs)
-    if used > left:
-        least = used + kv_bytes + activation_bytes
+        return tuple(sizes), 0
+    best: tuple[int, set[str]] | None = None
+    for streamable, slot_bytes in _streamable(needs):
+        for count in range(1, len(streamable) + 1):
+            step = len(streamable) / count
+            streamed = {streamable[int(index * step)] for index in range(count)}
+            copied = sum(sizes[unit] for unit in streamed)
+            if total - copied + slots * slot_bytes <= left:
+                if best is None or copied < best[0]:
+                    best = copied, streamed
+                break
+    if best is None:
+        ring = _ring_bytes(needs, slots)
+        least = ring + kv_bytes + activation_bytes
         raise OutOfDeviceMemory(
             f"The device budget is too small: {phase} needs at least {least / 2**20:,.1f} MiB, of these "
-            f"{used / 2**20:,.1f} for a ring buffer of parameters, {kv_bytes / 2**20:,.1f} for KV and "
+            f"{ring / 2**20:,.1f} for a ring buffer of parameters, {kv_bytes / 2**20:,.1f} for KV and "
             f"{activation_bytes / 2**20:,.1f} to compute. Raise --device-memory, or lower --attention-microbatch, "
             "--expert-batch or --max-model-len."
         )
-    resident = list(needs.always_resident)
-    # The last units first: they have the longest way to go before the sweep comes round to them again.
-    for unit in reversed(list(needs.unit_bytes)):
-        if unit not in resident and used + needs.unit_bytes[unit] <= left:
-            resident.append(unit)
-            used += needs.unit_bytes[unit]
-    return tuple(unit for unit in needs.unit_bytes if unit in resident), RING_SLOTS, used
+    return tuple(unit for unit in sizes if unit not in best[1]), slots

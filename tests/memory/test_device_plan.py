@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from hpcgen.kernels.attention.kv_layout import KVLayout
 from hpcgen.memory.budget import OutOfDeviceMemory
-from hpcgen.memory.device_plan import DeviceNeeds, PhaseMemory, divide_for_decode, divide_for_prefill
+from hpcgen.memory.device_plan import DecodeMemory, DeviceNeeds, PhaseMemory, divide_for_decode, divide_for_prefill
 
 LAYOUT = KVLayout(4, 2, 16, 2, 16, torch.bfloat16)
 
@@ -57,10 +57,38 @@ def test_decode_keeps_all_parameters_resident_where_they_fit_beside_the_longest_
 def test_decode_streams_parameters_before_it_streams_kv() -> None:
     wants = needs(layer=50_000)
     longest = wants.sequence_pages * LAYOUT.page_bytes
-    memory = divide_for_decode(longest + 2 * 50_000 + 10 + 1500, wants)
+    least = longest + 2 * 50_000 + 10 + 1500
+    memory = divide_for_decode(least, wants)
     assert memory.kv == "pages" and memory.ring_slots == 2
-    memory = divide_for_decode(longest + 2 * 50_000 + 10 + 1500 - 1, wants)
+    memory = divide_for_decode(least - 1, wants)
     assert memory.kv == "layers"
+
+
+def test_units_larger_than_the_layers_stay_so_that_they_do_not_make_the_ring_larger() -> None:
+    wants = needs(layer=1000, layers=8, head=3000)
+    memory = divide_for_prefill(2000 + 12 * LAYOUT.layer_bytes + 2 * 3000 + 10 + 2 * 1000, wants)
+    assert {"embedding", "head"} <= set(memory.resident) and memory.ring_slots == 2
+
+
+def test_streamed_units_are_spread_over_the_sweep() -> None:
+    wants = needs(layer=1000, layers=8, head=100)
+    memory = divide_for_prefill(2000 + 12 * LAYOUT.layer_bytes + 200 + 10 + 6 * 1000, wants)
+    streamed = [i for i in range(8) if f"layer.{i}" not in memory.resident]
+    assert streamed == [1, 3, 5, 7]
+
+
+@given(st.integers(0, 500_000), st.integers(2, 4), st.integers(0, 500_000), st.booleans())
+def test_what_a_plan_wants_is_kept_to_what_fits(budget: int, slots: int, kv: int, streamed: bool) -> None:
+    wants = needs(layer=20_000, sequence_pages=2)
+    try:
+        memory = divide_for_decode(budget, wants, DecodeMemory(slots, kv, streamed))
+    except OutOfDeviceMemory:
+        return
+    assert used(memory, wants) <= budget
+    if streamed:
+        assert memory.kv == "layers"
+    elif memory.kv == "pages":
+        assert memory.kv_bytes <= max(kv, 2 * LAYOUT.page_bytes)
 
 
 def test_too_small_a_budget_says_how_much_each_part_needs() -> None:

@@ -11,7 +11,8 @@ from hpcgen.cluster.expert_parallel import ExpertParallelPeers, experts_of
 from hpcgen.cluster.janitor import Janitor, mapped_shared_files
 from hpcgen.cluster.migration import Migrations
 from hpcgen.cluster.node_pool import NodePool, open_node_pool, room_for_pool
-from hpcgen.cluster.partition import PartitionedDecode, can_partition
+from hpcgen.cluster.partition import PartitionedDecode, shard_of
+from hpcgen.cluster.shard_memory import ShardMemory, plan_shard
 from hpcgen.cluster.watchdog import Watchdog
 from hpcgen.cluster.worker import Worker
 from hpcgen.cluster.world import World
@@ -19,8 +20,11 @@ from hpcgen.coroutine.lifecycle import Lifecycle
 from hpcgen.engine.build import EngineOptions, RankAssembly, build_rank, host_pages
 from hpcgen.engine.executor import Activity
 from hpcgen.engine.stopping import StopMatcherFactory
+from hpcgen.kernels.dispatch.interface import expert_range
 from hpcgen.memory.host_store import HostStore
 from hpcgen.model.causal import CausalModel
+from hpcgen.model.expert_share import ExpertShare
+from hpcgen.model.tensor_parallel import TensorParallelShard
 from hpcgen.model.weight_file import WeightFile
 from hpcgen.scheduler.plan import Limits, Topology
 from hpcgen.scheduler.scheduler import Scheduler
@@ -61,25 +65,26 @@ def build_cluster_rank(
     layout = model.kv_layout
     pool = open_node_pool(world, _common_pages(world, options, layout.page_bytes), layout.page_bytes)
     store = HostStore(layout, len(pool.buffer) // layout.page_bytes, pool.buffer, pool.free)
-    rank = build_rank(model, weights, options, stop_matcher, store, lifecycle)
+    experts, share = experts_of(model), None
+    if experts is not None:
+        share = ExpertShare(weights, model, *expert_range(world.rank, world.size, experts))
+    rank = build_rank(model, weights, options, stop_matcher, store, lifecycle, decode_share=share)
     rank.executor.on_progress = lambda activity: watchdog.enter(activity.phase.value)
-    experts = experts_of(model)
+    shard = _shard_memory(world, rank, weights, options)
     if experts is not None:
         comm = world.comm.Dup()
         dispatcher = AlltoallvDispatcher(comm, experts)
         rank.executor.peers = ExpertParallelPeers(comm, model, rank.device, dispatcher, watchdog)
     partition_below = world.size if ranks.partition_below is None else ranks.partition_below
-    # A shard beside the whole model has no place in a device budget.
-    if rank.phases is None and options.tokenizer_directory is not None and can_partition(model, world.size):
-        rank.executor.partition = PartitionedDecode(
-            world.comm.Dup(), model, options.tokenizer_directory, weights, store, rank.attention, rank.structured
-        )
-    else:
-        partition_below = 0
+    if shard is not None and partition_below:
+        rank.executor.partition = PartitionedDecode(world.comm.Dup(), shard, store, rank.attention, rank.structured)
     migrations = Migrations(world, store) if ranks.migrate and world.nodes > 1 else None
     parts = {part.name: getattr(rank, part.name) for part in fields(rank)}
     parts["limits"] = replace(
-        _common_limits(world, rank.limits), migrate=migrations is not None, partition_below=partition_below
+        _common_limits(world, rank.limits),
+        migrate=migrations is not None,
+        partition_below=partition_below,
+        split_last=rank.executor.partition is not None,
     )
     worker = Worker(world.rank, rank.executor, store, watchdog, migrations)
     janitor = None
@@ -97,6 +102,22 @@ def build_coordinator(
     """The engine of the instance, on rank 0. `on_progress` is called after every decision."""
     scheduler = Scheduler(Topology(world.node_of_rank), assembly.limits)
     return Coordinator(world, scheduler, assembly.worker, on_progress)
+
+
+def _shard_memory(world: World, rank: RankAssembly, weights: WeightFile, options: EngineOptions) -> ShardMemory | None:
+    """Where this rank holds its shard in PARTITION; None on all ranks where the model cannot be divided among them, or
+    some device has no room for its shard."""
+    model, memory = rank.model, None
+    part = shard_of(model, world.rank, world.size)
+    directory, backend = options.tokenizer_directory, model.experts_backend
+    if part is not None and directory is not None:
+
+        def make() -> TensorParallelShard:
+            own = CausalModel.build(directory, model.dtype, model.device, backend)
+            return TensorParallelShard(own, world.rank, world.size)
+
+        memory = plan_shard(rank, make, weights, options, part)
+    return memory if all(world.gather_all(memory is not None)) else None
 
 
 def _common_pages(world: World, options: EngineOptions, page_bytes: int) -> int:

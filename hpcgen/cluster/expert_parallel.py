@@ -31,10 +31,12 @@ class SpreadExperts:
     name = "spread"
 
     def __init__(
-        self, dispatcher: Dispatcher, backend: ExpertsBackend, rank: int, ranks: int, watchdog: Watchdog
+        self, dispatcher: Dispatcher, backend: ExpertsBackend, experts: int, rank: int, ranks: int, watchdog: Watchdog
     ) -> None:
+        """`experts` of each layer, of which this rank owns those of `expert_range`."""
         self._watchdog = watchdog
-        self._dispatcher, self._backend, self._rank, self._ranks = dispatcher, backend, rank, ranks
+        self._dispatcher, self._backend = dispatcher, backend
+        self._experts, self._rank, self._ranks = experts, rank, ranks
         self._own: dict[int, tuple[ExpertWeights, ExpertWeights]] = {}
 
     def forward(
@@ -49,9 +51,11 @@ class SpreadExperts:
             return self._dispatcher.combine(out, came.handle)
 
     def _of_this_rank(self, weights: ExpertWeights) -> ExpertWeights:
+        if weights.count < self._experts:
+            return weights  # a device that holds only these
         known = self._own.get(id(weights))
         if known is None or known[0] is not weights:
-            first, count = expert_range(self._rank, self._ranks, weights.count)
+            first, count = expert_range(self._rank, self._ranks, self._experts)
             known = self._own[id(weights)] = weights, run_of_experts(weights, first, count)
         return known[1]
 
@@ -87,11 +91,14 @@ class ExpertParallelPeers:
         """`model` has the experts backend that computes on this rank; `experts_of(model)` is not None."""
         from mpi4py import MPI
 
+        experts = experts_of(model)
+        assert experts is not None
+
         self._comm, self._max = comm, MPI.MAX
         self._model, self._device, self._watchdog = model, device, watchdog
         self._slots = model.config.get_text_config().num_experts_per_tok
         own = model.experts_backend
-        spread = SpreadExperts(dispatcher, own, comm.rank, comm.size, watchdog)
+        spread = SpreadExperts(dispatcher, own, experts, comm.rank, comm.size, watchdog)
         self._backends: dict[Phase, ExpertsBackend] = {Phase.PREFILL: own, Phase.DECODE: spread}
 
     def enter(self, phase: Phase) -> None:

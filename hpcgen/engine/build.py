@@ -18,7 +18,7 @@ from hpcgen.errors import HpcgenError
 from hpcgen.kernels.attention.interface import AttentionBackend
 from hpcgen.kernels.select import select_attention, select_experts
 from hpcgen.memory.budget import DeviceBudget
-from hpcgen.memory.device import BudgetedDevice, Device, InPlaceDevice
+from hpcgen.memory.device import BudgetedDevice, Device, InPlaceDevice, PhaseSetup
 from hpcgen.memory.device_plan import (
     RING_SLOTS,
     DecodeMemory,
@@ -29,8 +29,10 @@ from hpcgen.memory.device_plan import (
 )
 from hpcgen.memory.host_capacity import available_bytes
 from hpcgen.memory.host_store import HostStore
+from hpcgen.memory.parameters import WeightSource
 from hpcgen.memory.streams import host_synchronize, open_copy_stream
 from hpcgen.model.causal import CausalModel
+from hpcgen.model.expert_share import ExpertShare
 from hpcgen.model.units import FINAL_NORM
 from hpcgen.model.weight_file import WeightFile
 from hpcgen.scheduler.plan import Limits, Phase, Topology
@@ -139,8 +141,10 @@ def build_rank(
     lifecycle: Lifecycle | None = None,
     policies: dict[Stage, Policy] | None = None,
     on_progress: Callable[[Activity], None] = lambda activity: None,
+    decode_share: ExpertShare | None = None,
 ) -> RankAssembly:
-    """One rank's executor over the host store of its node. Raises HpcgenError where the memory does not suffice."""
+    """One rank's executor over the host store of its node. `decode_share`: what the rank computes with in decode where
+    experts are spread over ranks. Raises HpcgenError where the memory does not suffice."""
     missing = [unit for unit in model.units if unit not in weights.units]
     if missing:
         raise HpcgenError(
@@ -159,14 +163,18 @@ def build_rank(
     if limit is None:
         device = InPlaceDevice(weights, model, units, store)
     else:
-        needs = device_needs(model, weights, options)
+        decode_needs = device_needs(model, decode_share or weights, options)
         phases = {
-            Phase.PREFILL: divide_for_prefill(limit, needs, options.ring_slots),
-            Phase.DECODE: divide_for_decode(limit, needs, options.decode_memory),
+            Phase.PREFILL: divide_for_prefill(limit, device_needs(model, weights, options), options.ring_slots),
+            Phase.DECODE: divide_for_decode(limit, decode_needs, options.decode_memory),
+        }
+        setups = {
+            Phase.PREFILL: PhaseSetup(phases[Phase.PREFILL], weights, model),
+            Phase.DECODE: PhaseSetup(phases[Phase.DECODE], decode_share or weights, decode_share or model),
         }
         stream = open_copy_stream(options.device)
         synchronize = host_synchronize(options.device)
-        device = BudgetedDevice(weights, model, units, store, budget, phases, stream, synchronize)
+        device = BudgetedDevice(units, store, budget, setups, stream, synchronize)
     in_pages = phases is not None and phases[Phase.DECODE].kv == "pages"
     limits = Limits(
         host_pages=store.count,
@@ -195,13 +203,10 @@ def host_pages(options: EngineOptions, page_bytes: int) -> int:
     return memory // page_bytes
 
 
-def device_needs(model: CausalModel, weights: WeightFile, options: EngineOptions) -> DeviceNeeds:
-    """What `options` ask of a device for this model."""
+def device_needs(model: CausalModel, weights: WeightSource, options: EngineOptions) -> DeviceNeeds:
+    """What `options` ask of a device that computes with `weights` of this model."""
     sequence_pages = pages_for(options.max_model_len)
-    unit_bytes = {}
-    for unit in model.units:
-        start, stop = weights.unit_range(unit)
-        unit_bytes[unit] = stop - start
+    unit_bytes = {unit: weights.unit_bytes(unit) for unit in model.units}
     return DeviceNeeds(
         unit_bytes=unit_bytes,
         always_resident=(FINAL_NORM,),
@@ -209,12 +214,12 @@ def device_needs(model: CausalModel, weights: WeightFile, options: EngineOptions
         sequence_pages=sequence_pages,
         microbatch_pages=2 * pages_for(options.prefill_tokens),
         active_pages=options.most_active * sequence_pages,
-        prefill_activations=_activations(model, options.prefill_tokens, options.expert_batch),
-        decode_activations=_activations(model, options.decode_sequences, options.most_active),
+        prefill_activations=activation_bytes(model, options.prefill_tokens, options.expert_batch),
+        decode_activations=activation_bytes(model, options.decode_sequences, options.most_active),
     )
 
 
-def _activations(model: CausalModel, microbatch: int, tokens: int) -> int:
+def activation_bytes(model: CausalModel, microbatch: int, tokens: int) -> int:
     """Estimate of the bytes that one sweep over `tokens` tokens works in, besides parameters and KV.
 
     Two hidden states of every token wait in the coroutines; attention and head work on a microbatch, experts on all.

@@ -52,6 +52,9 @@ class Partition(Protocol):
     ) -> tuple[int, bool]:
         """Up to `steps` tokens for the sequence that one rank gives; (steps done, whether `append` ended it)."""
 
+    def leave(self) -> None:
+        """Gives the device back."""
+
 
 class NoPeers:
     """A rank whose steps concern nobody else."""
@@ -91,13 +94,14 @@ class Executor:
         self.peers: Peers = NoPeers()
         self.partition: Partition | None = None
         """Needed where plans have a PARTITION."""
+        self._partitioned = False
         self.side_task: Callable[[object], object] = lambda task: None
         """What a rank does between two decisions when it is asked to, such as its part of a checkpoint."""
 
     def execute(self, plan: Plan, part: RankPlan, report: Report) -> list[Sequence]:
         """Carries out `part` of `plan`, notes in `report` what was done, and returns the sequences that ended."""
         self._leave(part)
-        self._device.enter(plan.phase)
+        self._arrange(plan)
         self.peers.enter(plan.phase)
         self.activity.phase = plan.phase
         if plan.phase is Phase.PREFILL:
@@ -139,6 +143,25 @@ class Executor:
             self.lifecycle.move(sequence, Status.SUSPENDED)
         self.activity.discarded += len(part.discard)
         self.activity.suspended += len(part.suspend)
+
+    def _arrange(self, plan: Plan) -> None:
+        """Gives the device to the phase, or to PARTITION, which finds KV in the host store."""
+        partitioned = bool(plan.partition)
+        if partitioned is self._partitioned:
+            if not partitioned:
+                self._device.enter(plan.phase)
+            return
+        assert self.partition is not None
+        for sequence in self.active.values():
+            self._device.kv.suspend(sequence)
+        if partitioned:
+            self._device.vacate()
+        else:
+            self.partition.leave()
+            self._device.enter(plan.phase)
+        for sequence in self.active.values():
+            self._device.kv.resume(sequence)
+        self._partitioned = partitioned
 
     def _prefill(self, part: RankPlan, report: Report) -> list[Sequence]:
         kv = self._device.kv
@@ -193,16 +216,12 @@ class Executor:
     def _decode_partitioned(self, plan: Plan, report: Report) -> list[Sequence]:
         """The only active sequence of the instance, if it is this rank's, with all other ranks."""
         assert self.partition is not None
-        kv = self._device.kv
         sequence = next(iter(self.active.values()), None)
-        if sequence is not None:
-            kv.suspend(sequence)
         report.steps, ends = self.partition.decode(sequence, plan.steps, self._stopping.append)
         self.activity.steps += report.steps
         ended = []
         if sequence is not None:
             self.activity.active, self.activity.decode_tokens = 1, self.activity.decode_tokens + report.steps
-            kv.resume(sequence)
             if ends:
                 ended.append(sequence)
         self._end(ended, report)

@@ -1,6 +1,7 @@
 """The device as the engine sees it: parameters and KV, arranged anew at each phase switch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from hpcgen.memory.budget import DeviceBudget
@@ -38,7 +39,20 @@ class Device(Protocol):
     def enter(self, phase: Phase) -> None:
         """Arranges the memory for a phase. No sequence may have KV on the device, unless `keeps_kv`."""
 
+    def vacate(self) -> None:
+        """Gives the memory of the device to others until the next `enter`; `kv` is used in the host store."""
+
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseSetup:
+    """What a device holds in one phase."""
+
+    memory: PhaseMemory
+    source: WeightSource
+    """Of parameters: all of them, or those that this rank computes with."""
+    binder: Binder
 
 
 class InPlaceDevice:
@@ -53,29 +67,30 @@ class InPlaceDevice:
     def enter(self, phase: Phase) -> None:
         """Both phases use the same memory."""
 
+    def vacate(self) -> None:
+        """It has no memory of its own."""
+
     def close(self) -> None:
         """Nothing was opened."""
 
 
 class BudgetedDevice:
-    """A device with a limit, divided by a PhaseMemory for each phase."""
+    """A device with a limit, arranged as the PhaseSetup of each phase says."""
 
     keeps_kv = False
 
     def __init__(
         self,
-        source: WeightSource,
-        binder: Binder,
         units: Sequence[str],
         store: HostStore,
         budget: DeviceBudget,
-        phases: dict[Phase, PhaseMemory],
+        phases: Mapping[Phase, PhaseSetup],
         stream: CopyStream,
         synchronize: Callable[[], None],
     ):
-        self._source, self._binder, self._units, self._store = source, binder, units, store
+        self._units, self._store = units, store
         self._budget, self._phases, self._stream, self._synchronize = budget, phases, stream, synchronize
-        self._resident = ResidentUnits(source, binder, budget, stream)
+        self._resident = ResidentUnits(budget, stream)
         self._phase: Phase | None = None
         self.parameters: Parameters
         self.kv: KVPlacement
@@ -84,19 +99,13 @@ class BudgetedDevice:
     def enter(self, phase: Phase) -> None:
         if phase is self._phase:
             return
-        self._stream.synchronize()
-        self._synchronize()
-        memory = self._phases[phase]
-        # Buffers of the last phase go before those of this one come: both together may pass the budget.
-        self.__dict__.pop("parameters", None)
-        self.__dict__.pop("kv", None)
-        for purpose in ("ring buffer", "KV", "activations"):
-            self._budget.release(purpose)
-        self._resident.release_except(memory.resident)
+        setup = self._phases[phase]
+        memory, source, binder = setup.memory, setup.source, setup.binder
+        self._release(source, memory.resident)
         self._budget.reserve("activations", memory.activation_bytes)
-        self._resident.load(memory.resident)
+        self._resident.load(source, binder, memory.resident)
         self.parameters = StreamedParameters(
-            self._source, self._binder, self._units, self._resident, memory.ring_slots, self._budget, self._stream
+            source, binder, self._units, self._resident, memory.ring_slots, self._budget, self._stream
         )
         buffer = self._budget.buffer("KV", memory.kv_bytes)
         if memory.kv == "pages":
@@ -104,6 +113,21 @@ class BudgetedDevice:
         else:
             self.kv = LayerStreamKV(self._store, buffer, self._stream)
         self._phase = phase
+
+    def vacate(self) -> None:
+        self._release(self._phases[Phase.DECODE].source, ())
+        self.kv = InPlaceKV(self._store)
+        self._phase = None
+
+    def _release(self, source: WeightSource, kept: Sequence[str]) -> None:
+        """Buffers of the last phase go before those of the next one come: both together may pass the budget."""
+        self._stream.synchronize()
+        self._synchronize()
+        self.__dict__.pop("parameters", None)
+        self.__dict__.pop("kv", None)
+        for purpose in ("ring buffer", "KV", "activations"):
+            self._budget.release(purpose)
+        self._resident.release_except(source, kept)
 
     def close(self) -> None:
         self._stream.close()

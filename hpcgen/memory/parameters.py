@@ -4,7 +4,7 @@ A unit is what is bound at once: the embedding, a decoder layer, the head. The m
 unit runs, `require` points its modules at where the unit's bytes lie now.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Seq
 from typing import Protocol
 
 import torch
@@ -12,20 +12,23 @@ import torch
 from hpcgen.errors import HpcgenError
 from hpcgen.kernels.layouts import StoredTensor
 from hpcgen.memory.budget import DeviceBudget
-from hpcgen.memory.streams import CopyStream, Event
+from hpcgen.memory.streams import CopyPair, CopyStream, Event
+
+PIECE_ALIGNMENT = 4096
+"""Bytes. Pieces of a unit start at multiples of it in a buffer, so that tensors are aligned as in the weight file."""
 
 
 class WeightSource(Protocol):
-    """The weight file, as far as streaming needs it."""
+    """Weights in host memory, as far as a device needs them: the weight file, or a rank's part of it."""
 
-    def unit_range(self, unit: str) -> tuple[int, int]:
-        """Byte range of the unit; its tensors lie in it without others between."""
+    def unit_bytes(self, unit: str) -> int:
+        """Size of a buffer that holds the unit's pieces."""
 
-    def bytes(self, start: int, stop: int) -> torch.Tensor:
-        """uint8 view of a byte range."""
+    def unit_pieces(self, unit: str) -> Seq[torch.Tensor]:
+        """uint8 [n] of host memory each: what is copied into a buffer, one after another, each aligned."""
 
     def unit_views(self, unit: str, buffer: torch.Tensor) -> dict[str, StoredTensor]:
-        """The unit's tensors, seen in a copy of its byte range at the start of `buffer`."""
+        """The unit's tensors, seen in a copy of its pieces at the start of `buffer`."""
 
 
 class BoundUnit(Protocol):
@@ -51,10 +54,11 @@ class Parameters(Protocol):
 class InPlaceParameters:
     """Units bound once to the memory-mapped weight file: no copy. For a CPU without a device budget."""
 
-    def __init__(self, source: WeightSource, binder: Binder, units: Sequence[str]):
+    def __init__(self, source: WeightSource, binder: Binder, units: Seq[str]):
+        """`source` has each unit in one piece."""
         for unit in units:
-            start, stop = source.unit_range(unit)
-            binder.prepare(unit, source.unit_views(unit, source.bytes(start, stop))).apply()
+            (piece,) = source.unit_pieces(unit)
+            binder.prepare(unit, source.unit_views(unit, piece)).apply()
 
     def require(self, unit: str) -> None:
         """Nothing to do: every unit stays bound."""
@@ -63,27 +67,55 @@ class InPlaceParameters:
 class ResidentUnits:
     """Units whose bytes stay on the device. What stays resident over a phase switch is not copied again."""
 
-    def __init__(self, source: WeightSource, binder: Binder, budget: DeviceBudget, stream: CopyStream):
-        self._source, self._binder, self._budget, self._stream = source, binder, budget, stream
-        self.units: set[str] = set()
+    def __init__(self, budget: DeviceBudget, stream: CopyStream):
+        self._budget, self._stream = budget, stream
+        self._held: dict[str, tuple[Binder, _Form]] = {}
 
-    def release_except(self, units: Sequence[str]) -> None:
-        """Gives back the memory of the units that are not among `units`. Do so before anything new is reserved."""
-        for unit in self.units - set(units):
-            self._binder.unbind(unit)
-            self._budget.release(f"resident {unit}")
-        self.units &= set(units)
+    @property
+    def units(self) -> set[str]:
+        return set(self._held)
 
-    def load(self, units: Sequence[str]) -> None:
+    def release_except(self, source: WeightSource, units: Seq[str]) -> None:
+        """Gives back the memory of all but `units`, and of those that `source` has other bytes of. Do so before
+        anything new is reserved."""
+        for unit, (binder, form) in list(self._held.items()):
+            if unit not in units or form != _form(source.unit_pieces(unit)):
+                binder.unbind(unit)
+                self._budget.release(f"resident {unit}")
+                del self._held[unit]
+
+    def load(self, source: WeightSource, binder: Binder, units: Seq[str]) -> None:
         """Copies the units that are not resident yet."""
         for unit in units:
-            if unit in self.units:
+            if unit in self._held:
                 continue
-            start, stop = self._source.unit_range(unit)
-            buffer = self._budget.buffer(f"resident {unit}", stop - start)
-            self._stream.copy([(buffer, self._source.bytes(start, stop))]).wait()
-            self._binder.prepare(unit, self._source.unit_views(unit, buffer)).apply()
-            self.units.add(unit)
+            buffer = self._budget.buffer(f"resident {unit}", source.unit_bytes(unit))
+            pieces = source.unit_pieces(unit)
+            self._stream.copy(_copies(pieces, buffer)).wait()
+            binder.prepare(unit, source.unit_views(unit, buffer)).apply()
+            self._held[unit] = binder, _form(pieces)
+
+
+_Form = tuple[tuple[int, int], ...]
+"""(address, bytes) of the pieces: equal where two sources have the same bytes of a unit."""
+
+
+def _form(pieces: Seq[torch.Tensor]) -> _Form:
+    return tuple((piece.data_ptr(), piece.numel()) for piece in pieces)
+
+
+def _copies(pieces: Seq[torch.Tensor], buffer: torch.Tensor) -> list[CopyPair]:
+    """What brings the pieces of a unit to the start of `buffer`."""
+    pairs, offset = [], 0
+    for piece in pieces:
+        pairs.append((buffer[offset : offset + piece.numel()], piece))
+        offset += aligned(piece.numel())
+    return pairs
+
+
+def aligned(nbytes: int) -> int:
+    """The room that a piece of so many bytes takes in a buffer."""
+    return -(-nbytes // PIECE_ALIGNMENT) * PIECE_ALIGNMENT
 
 
 class _Slot:
@@ -108,7 +140,7 @@ class StreamedParameters:
         self,
         source: WeightSource,
         binder: Binder,
-        units: Sequence[str],
+        units: Seq[str],
         resident: "ResidentUnits",
         ring_slots: int,
         budget: DeviceBudget,
@@ -124,7 +156,7 @@ class StreamedParameters:
         if self._streamed and ring_slots < 1:
             raise HpcgenError("Streamed parameters need a ring buffer of at least one slot.")
         slots = min(ring_slots, len(self._streamed))
-        size = max((self._size(unit) for unit in self._streamed), default=0)
+        size = max((source.unit_bytes(unit) for unit in self._streamed), default=0)
         self._slots = [_Slot(budget.buffer("ring buffer", size)) for _ in range(slots)]
         self._where: dict[str, _Slot] = {}
 
@@ -147,11 +179,11 @@ class StreamedParameters:
         slot = min(self._slots, key=lambda s: s.last_use)
         if slot.unit is not None:
             del self._where[slot.unit]
-        start, stop = self._source.unit_range(unit)
         slot.unit, self._where[unit] = unit, slot
         slot.last_use, slot.bound = self._clock, False
-        slot.loaded = self._stream.copy([(slot.buffer[: stop - start], self._source.bytes(start, stop))])
-        self.copied_bytes += stop - start
+        pairs = _copies(self._source.unit_pieces(unit), slot.buffer)
+        slot.loaded = self._stream.copy(pairs)
+        self.copied_bytes += sum(source.numel() for _, source in pairs)
 
     def _bind(self, unit: str, slot: _Slot) -> None:
         if slot.bound:
@@ -164,7 +196,3 @@ class StreamedParameters:
             bound = self._prepared[key] = self._binder.prepare(unit, self._source.unit_views(unit, slot.buffer))
         bound.apply()
         slot.bound = True
-
-    def _size(self, unit: str) -> int:
-        start, stop = self._source.unit_range(unit)
-        return stop - start

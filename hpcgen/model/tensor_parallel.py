@@ -50,8 +50,20 @@ class TensorParallelShard:
 
     def prepare(self, unit: str, tensors: Mapping[str, StoredTensor]) -> BoundUnit:
         """As `CausalModel.prepare`, of this rank's parts of the whole tensors of a unit."""
-        shards = self.shard({name: tensors[name] for name in self.model.units[unit]})
-        return self.model.prepare(unit, shards, shapes={name: stored.shape for name, stored in shards.items()})
+        return self.prepare_parts(unit, self.shard({name: tensors[name] for name in self.model.units[unit]}))
+
+    def prepare_parts(self, unit: str, parts: Mapping[str, StoredTensor]) -> BoundUnit:
+        """As `prepare`, of what `shard` gives."""
+        return self.model.prepare(unit, parts, shapes={name: stored.shape for name, stored in parts.items()})
+
+    def part_layout(self, name: str, stored: StoredTensor) -> StoredTensor:
+        """What `shard` would make of a whole tensor, without its data (on the meta device)."""
+        split = self._splits.get(name, Split())
+        if split.makes_partial_sums and stored.layout != "plain":
+            dtype = self.model.dtype
+            stored = StoredTensor(torch.empty(stored.shape, dtype=dtype, device="meta"), stored.shape)
+        scale = None if stored.scale is None else stored.scale.to("meta")
+        return self._part(replace(stored, data=stored.data.to("meta"), scale=scale), split)
 
     def slice_pages(self, pages: torch.Tensor) -> torch.Tensor:
         """This rank's heads of whole KV pages: uint8 [P, page_bytes] -> uint8 [P, self.kv_layout.page_bytes]."""

@@ -121,6 +121,15 @@ class WeightFile:
         """The byte range of a unit: what a ring buffer copies at once."""
         return self.range(self.unit_names(unit))
 
+    def unit_bytes(self, unit: str) -> int:
+        """Bytes of a unit, padding included."""
+        start, stop = self.unit_range(unit)
+        return stop - start
+
+    def unit_pieces(self, unit: str) -> tuple[torch.Tensor]:
+        """The byte range of a unit as uint8, without copying."""
+        return (self.bytes(*self.unit_range(unit)),)
+
     def view_in(self, buffer: torch.Tensor, start_offset: int, name: str) -> StoredTensor:
         """A weight, seen in a copy of a part of the file.
 

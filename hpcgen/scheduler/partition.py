@@ -59,7 +59,7 @@ def depart(cluster: Cluster) -> list[Migration]:
 
 def split_last(cluster: Cluster) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """The single active sequence over all living ranks by tensor parallelism."""
-    if len(cluster.sequences) != 1:
+    if len(cluster.sequences) != 1 or not cluster.limits.split_last:
         return ()
     (sequence,) = cluster.sequences.values()
     ranks = tuple(rank.index for rank in cluster.ranks if rank.alive)

@@ -52,6 +52,8 @@ class Limits:
     ranks * max_active while sequences wait and the host store has room for them below the watermark."""
     partition_below: int = 0
     """PARTITION starts when no more than this many sequences are left in the instance. 0: never."""
+    split_last: bool = True
+    """Whether ranks can decode the last sequence together; where not, PARTITION only spreads the last ones."""
     migrate: bool = True
     """Whether MIGRATE between nodes may be used."""
 

@@ -29,8 +29,12 @@ class Source:
         index = self.units.index(unit)
         return self.starts[index], self.starts[index + 1]
 
-    def bytes(self, start: int, stop: int) -> torch.Tensor:
-        return self.data[start:stop]
+    def unit_bytes(self, unit: str) -> int:
+        start, stop = self.unit_range(unit)
+        return stop - start
+
+    def unit_pieces(self, unit: str) -> list[torch.Tensor]:
+        return [self.data[slice(*self.unit_range(unit))]]
 
     def unit_views(self, unit: str, buffer: torch.Tensor) -> dict[str, StoredTensor]:
         start, stop = self.unit_range(unit)
@@ -60,8 +64,8 @@ class Model:
 
 def streamed(source: Source, model: Model, resident: list[str], slots: int) -> tuple[StreamedParameters, DeviceBudget]:
     budget, stream = DeviceBudget(None, CPU), ThreadCopyStream()
-    units = ResidentUnits(source, model, budget, stream)
-    units.load(resident)
+    units = ResidentUnits(budget, stream)
+    units.load(source, model, resident)
     return StreamedParameters(source, model, source.units, units, slots, budget, stream), budget
 
 
@@ -110,15 +114,15 @@ def test_the_ring_and_the_resident_units_are_all_the_memory_that_is_used() -> No
 def test_units_that_stay_resident_are_not_copied_again_and_those_that_go_are_unbound() -> None:
     source, model = Source(4), Model()
     budget = DeviceBudget(None, CPU)
-    units = ResidentUnits(source, model, budget, ThreadCopyStream())
-    units.load(source.units)
+    units = ResidentUnits(budget, ThreadCopyStream())
+    units.load(source, model, source.units)
     kept = model.bound["layer.2"].data_ptr()
-    units.release_except(["layer.2", "layer.3"])
+    units.release_except(source, ["layer.2", "layer.3"])
     assert set(model.bound) == {"layer.2", "layer.3"} and set(budget.by_purpose()) == {
         "resident layer.2",
         "resident layer.3",
     }
-    units.load(["layer.1", "layer.2"])
+    units.load(source, model, ["layer.1", "layer.2"])
     assert model.bound["layer.2"].data_ptr() == kept and model.runs_right("layer.1", source)
 
 
@@ -139,7 +143,7 @@ def test_a_unit_that_the_copy_overwrites_late_is_still_waited_for() -> None:
     delays = random.Random(0)
     source, model = Source(5), Model()
     budget, stream = DeviceBudget(None, CPU), SlowStream()
-    units = ResidentUnits(source, model, budget, stream)
+    units = ResidentUnits(budget, stream)
     parameters = StreamedParameters(source, model, source.units, units, 2, budget, stream)
     for _ in range(5):
         for unit in source.units:

@@ -47,7 +47,8 @@ def main() -> None:
             whole = weights(experts, dtype)
             own = OwnExpertsOnly(world.rank, world.size, experts)
             watchdog = Watchdog(world, None)
-            spread = SpreadExperts(AlltoallvDispatcher(world.comm, experts), own, world.rank, world.size, watchdog)
+            dispatcher = AlltoallvDispatcher(world.comm, experts)
+            spread = SpreadExperts(dispatcher, own, experts, world.rank, world.size, watchdog)
             for step in range(6):
                 tokens = (world.rank * 7 + step * 3) % 5 if step else 0
                 generator = torch.Generator().manual_seed(100 * step + world.rank)

@@ -32,8 +32,14 @@ def test_every_family_on_two_ranks_gives_the_tokens_of_one_process_also_by_tenso
     generate(models, (2,), "together,partition", *TINY)
 
 
+def test_every_family_keeps_its_tokens_where_a_device_holds_a_ranks_own_experts_and_its_shard(models: Path) -> None:
+    output = generate(models, (2,), "resident", *TINY)
+    assert "not split" not in output
+
+
 def test_ranks_that_do_not_divide_the_experts_and_are_short_of_memory_lose_no_page_and_no_token(models: Path) -> None:
-    generate(models, (3,), "together,short of memory,partition", "qwen3_moe", "deepseek_v3")
+    output = generate(models, (3,), "together,short of memory,partition,streamed", "qwen3_moe", "deepseek_v3")
+    assert "not split" not in output
 
 
 def test_sequences_move_between_nodes_and_keep_their_tokens(models: Path) -> None:

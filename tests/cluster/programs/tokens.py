@@ -2,15 +2,22 @@
 
 import sys
 from array import array
+from bisect import bisect_left
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from hpcgen.cluster.coordinator import Coordinator, follow
+from hpcgen.cluster.expert_parallel import experts_of
 from hpcgen.cluster.world import World, open_world
+from hpcgen.engine.build import device_needs
 from hpcgen.engine.engine import Engine
 from hpcgen.jobs.instance import InstanceOptions, open_weights, prepare
+from hpcgen.kernels.dispatch.interface import expert_range
+from hpcgen.memory.budget import OutOfDeviceMemory
+from hpcgen.memory.device_plan import divide_for_decode, divide_for_prefill
+from hpcgen.model.expert_share import ExpertShare
 from hpcgen.sequence import SamplingParams, Sequence
 
 WAYS = {
@@ -18,7 +25,10 @@ WAYS = {
     "short of memory": {"host_memory": 900_000},
     "partition": {"partition_below": 99},
     "few at once": {"expert_batch": 2},
+    "resident": {"partition_below": 99},
+    "streamed": {"partition_below": 99},
 }
+"""The last two with a device budget: the smallest at which decode holds the parameters of its rank, and at all."""
 
 
 def batch() -> list[Sequence]:
@@ -53,7 +63,29 @@ def alone(options: InstanceOptions) -> list[list[int]]:
     return generate(prepared.build_engine(World(), weights)[0])
 
 
-def together(world: World, options: InstanceOptions) -> list[list[int]] | None:
+def smallest_budget(world: World, options: InstanceOptions, way: str) -> int:
+    """Bytes of device memory, found by bisection."""
+    prepared = prepare(world, options)
+    model, weights = prepared.model, open_weights(world, options.model, prepared.options, lambda line: None)
+    own = weights
+    if (experts := experts_of(model)) is not None:
+        own = ExpertShare(weights, model, *expert_range(world.rank, world.size, experts))
+
+    def works(limit: int) -> bool:
+        try:
+            divide_for_prefill(limit, device_needs(model, weights, prepared.options))
+            decode = divide_for_decode(limit, device_needs(model, own, prepared.options))
+        except OutOfDeviceMemory:
+            return False
+        return way == "streamed" or (decode.kv == "pages" and not decode.ring_slots)
+
+    limits = range(1 << 27)
+    return max(world.gather_all(bisect_left(limits, True, key=works)))
+
+
+def together(world: World, options: InstanceOptions, way: str) -> list[list[int]] | None:
+    if way in ("resident", "streamed"):
+        options = replace(options, device_memory=smallest_budget(world, options, way))
     prepared = prepare(world, options)
     weights = open_weights(world, options.model, prepared.options, lambda line: None)
     if not world.leads:
@@ -64,6 +96,8 @@ def together(world: World, options: InstanceOptions) -> list[list[int]] | None:
     engine, assembly = prepared.build_engine(world, weights)
     tokens = generate(engine)
     print(f"{options.model.name}: {engine.activity.migrated} migrated", flush=True)
+    if way in ("resident", "streamed"):
+        print(f"{options.model.name}: {'split' if assembly.limits.split_last else 'not split'}", flush=True)
     engine.stop()
     # A page that is still owned is one that some rank lost.
     assert assembly.store.free == assembly.store.count or world.nodes > 1
@@ -81,7 +115,7 @@ def main() -> None:
             )  # fmt: skip
             expected = alone(options) if world.leads else None
             for way in sys.argv[1].split(","):
-                tokens = together(world, replace(options, **WAYS[way]))
+                tokens = together(world, replace(options, **WAYS[way]), way)
                 if world.leads:
                     assert tokens == expected, f"{directory.name}, {way}: {tokens} instead of {expected}"
                     print(f"{directory.name} {way}: same", flush=True)

@@ -1,5 +1,6 @@
 """The manifest of an epoch: written last, it says that the epoch is complete and what belongs to it."""
 
+import hashlib
 import re
 import time
 from collections.abc import Iterable
@@ -40,6 +41,15 @@ class Manifest(msgspec.Struct, frozen=True):
     created: float
     """Unix time."""
     version: int = VERSION
+    void: tuple[tuple[int, int], ...] = ()
+    """(request, sample) of sequences whose KV in these files may be another's: their pages changed hands meanwhile."""
+    checksum: str = ""
+    """Of all the rest."""
+
+    def sealed(self) -> "Manifest":
+        """With its checksum."""
+        plain = msgspec.json.encode(msgspec.structs.replace(self, checksum=""))
+        return msgspec.structs.replace(self, checksum=hashlib.blake2b(plain, digest_size=16).hexdigest())
 
     @property
     def pages(self) -> int:
@@ -65,20 +75,24 @@ def next_epoch(directory: Path) -> int:
 
 
 def read_manifest(directory: Path, epoch: int) -> Manifest:
-    """Raises OSError or msgspec.MsgspecError (bad JSON, bad fields)."""
-    return msgspec.json.decode(manifest_path(directory, epoch).read_bytes(), type=Manifest)
+    """Raises OSError or msgspec.MsgspecError (bad JSON, bad fields, bad checksum)."""
+    manifest = msgspec.json.decode(manifest_path(directory, epoch).read_bytes(), type=Manifest)
+    if manifest.version == VERSION and manifest != manifest.sealed():
+        raise msgspec.ValidationError("wrong checksum")
+    return manifest
 
 
-def commit(directory: Path, epoch: int, files: Iterable[NodeFile]) -> Manifest:
+def commit(directory: Path, epoch: int, files: Iterable[NodeFile], void: Iterable[tuple[int, int]] = ()) -> Manifest:
     """Makes an epoch the newest, once all nodes' files are in place, and removes what it supersedes.
 
     One process calls this. Kept are KEPT_EPOCHS epochs and, where these have no pages, the newest that has: its KV
-    still serves sequences that have grown since.
+    still serves sequences that have grown since. `void`: see Manifest.
 
     Raises:
         OSError: the manifest could not be written; the epochs before are untouched.
     """
-    manifest = Manifest(epoch, tuple(sorted(files, key=lambda file: file.node)), time.time())
+    by_node = tuple(sorted(files, key=lambda file: file.node))
+    manifest = Manifest(epoch, by_node, time.time(), void=tuple(void)).sealed()
     sync_directory(directory)
     with write_atomically(manifest_path(directory, epoch)) as file:
         file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")

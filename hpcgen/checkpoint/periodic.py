@@ -3,8 +3,11 @@
 import threading
 import time
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from hpcgen.checkpoint.writer import CheckpointFailed
+
+Result = TypeVar("Result")
 
 FIRST_RETRY = 30.0
 """Seconds from a failed checkpoint to the next attempt; doubled with each failure, up to the interval."""
@@ -26,20 +29,24 @@ class CheckpointSchedule:
         self._retry = FIRST_RETRY
         self._next = self._clock() + self._interval
 
-    def failed(self) -> None:
-        self._next = self._clock() + min(self._retry, self._interval)
+    def failed(self) -> float:
+        """Seconds until the next attempt."""
+        wait = min(self._retry, self._interval)
+        self._next = self._clock() + wait
         self._retry *= 2
+        return wait
 
 
-class BackgroundWrite:
-    """One checkpoint being written by a thread.
+class BackgroundWrite(Generic[Result]):
+    """A part of a checkpoint being written by a thread.
 
     Writing and its checksums leave the interpreter to others; what the engine waits for is the snapshot it took before.
     """
 
-    def __init__(self, write: Callable[[], None]) -> None:
+    def __init__(self, write: Callable[[], Result]) -> None:
         """`write` may raise CheckpointFailed; anything else is an error of the program and raised by `result`."""
         self._error: BaseException | None = None
+        self._result: Result
         self._thread = threading.Thread(target=self._run, args=(write,), name="checkpoint", daemon=True)
         self._thread.start()
 
@@ -47,15 +54,17 @@ class BackgroundWrite:
     def finished(self) -> bool:
         return not self._thread.is_alive()
 
-    def result(self) -> CheckpointFailed | None:
-        """Waits for the end; the failure that the run can go on with, or None where it succeeded."""
+    def result(self) -> Result | CheckpointFailed:
+        """Waits for the end; what `write` gave, or the failure that the run can go on with."""
         self._thread.join()
-        if self._error is None or isinstance(self._error, CheckpointFailed):
+        if self._error is None:
+            return self._result
+        if isinstance(self._error, CheckpointFailed):
             return self._error
         raise self._error
 
-    def _run(self, write: Callable[[], None]) -> None:
+    def _run(self, write: Callable[[], Result]) -> None:
         try:
-            write()
+            self._result = write()
         except BaseException as error:
             self._error = error

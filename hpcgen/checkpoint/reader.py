@@ -3,7 +3,7 @@
 import sys
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import h5py
@@ -35,25 +35,13 @@ class StoredKV:
     """Tokens whose KV these pages hold; at most what the sequence has."""
 
 
-@dataclass
-class Checkpoint:
-    """All nodes' parts of one epoch. Any number of nodes can take them over."""
+class StoredPages:
+    """Reads pages of KV; the files stay open until `close`."""
 
-    manifest: Manifest
-    sequences: list[Sequence]
-    """All sequences, FINISHED samples of unfinished requests among them; in order of `id`, without pages.
-    `kv_length` is what it was; set it to what is loaded."""
-    kv: dict[Key, StoredKV]
-    """Of the sequences that have any."""
-    layout: dict[str, int | str]
-    """Of the pages; see `writer.PageLayout`."""
-    _open: dict[Path, h5py.File] = field(default_factory=dict, repr=False)
+    def __init__(self) -> None:
+        self._open: dict[Path, h5py.File] = {}
 
-    @property
-    def epoch(self) -> int:
-        return self.manifest.epoch
-
-    def load_page(self, kv: StoredKV, index: int, destination: memoryview) -> None:
+    def load(self, kv: StoredKV, index: int, destination: memoryview) -> None:
         """Reads page `index` of a sequence into `destination`, uint8 [page_bytes].
 
         Raises:
@@ -75,6 +63,24 @@ class Checkpoint:
         for file in self._open.values():
             file.close()
         self._open.clear()
+
+
+@dataclass
+class Checkpoint:
+    """All nodes' parts of one epoch. Any number of nodes can take them over."""
+
+    manifest: Manifest
+    sequences: list[Sequence]
+    """All sequences, FINISHED samples of unfinished requests among them; in order of `id`, without pages.
+    `kv_length` is what it was; set it to what is loaded."""
+    kv: dict[Key, StoredKV]
+    """Of the sequences that have any."""
+    layout: dict[str, int | str]
+    """Of the pages; see `writer.PageLayout`."""
+
+    @property
+    def epoch(self) -> int:
+        return self.manifest.epoch
 
 
 @dataclass
@@ -116,7 +122,7 @@ class CheckpointReader:
             except (DamagedCheckpoint, KeyError, IndexError, ValueError, UnicodeDecodeError) as error:
                 self._warn(f"checkpoint epoch {epoch} is damaged and passed over: {error}")
                 continue
-            self._add_kv(newest, parts, dict(newest.layout if layout is None else layout))
+            self._add_kv(newest, parts, set(manifest.void), dict(newest.layout if layout is None else layout))
         return newest
 
     def _read(self, epoch: int) -> tuple[Manifest, list[_NodePart]]:
@@ -150,7 +156,9 @@ class CheckpointReader:
             raise DamagedCheckpoint(f"{path.name} has a wrong checksum")
         return _NodePart(path, columns, pages["sequence"], pages["index"], layout)
 
-    def _add_kv(self, checkpoint: Checkpoint, parts: list[_NodePart], layout: dict[str, int | str]) -> None:
+    def _add_kv(
+        self, checkpoint: Checkpoint, parts: list[_NodePart], void: set[Key], layout: dict[str, int | str]
+    ) -> None:
         """Notes the KV in `parts`, of this or an older epoch, where it serves more tokens than what is known."""
         sequences = {(s.request, s.sample): s for s in checkpoint.sequences}
         for part in parts:
@@ -160,7 +168,7 @@ class CheckpointReader:
             for row, rows in _rows_by_sequence(part).items():
                 key = (int(part.columns["request"][row]), int(part.columns["sample"][row]))
                 sequence = sequences.get(key)
-                if sequence is None:
+                if sequence is None or key in void:
                     continue
                 stored = min(int(part.columns["kv_length"][row]), len(rows) * PAGE_TOKENS)
                 tokens = min(stored, _common_tokens(part.columns, row, sequence))

@@ -32,7 +32,7 @@ _SYNC_MARGIN = 1.5
 """The last sync is expected to take this many times the longest before."""
 
 PageReader = Callable[[int], memoryview | None]
-"""Bytes of a host page, or None where it no longer belongs to the sequence that it did when the write began."""
+"""Bytes of a host page, or None where no more are to be saved."""
 
 PageLayout = Mapping[str, int | str]
 """How a page is laid out, such as the fields of `kernels`' KVLayout: KV is only restored into an equal one."""
@@ -113,8 +113,7 @@ class CheckpointWriter:
         except OSError as error:
             reason = file.error if file is not None and file.error is not None else error
             raise CheckpointFailed(
-                f"checkpoint epoch {epoch} was not written to {self.directory}: {reason.strerror or reason}. "
-                "The run goes on and tries again; free space or quota there."
+                f"checkpoint epoch {epoch} was not written to {self.directory}: {reason.strerror or reason}."
             ) from error
         finally:
             if file is not None:
@@ -148,17 +147,14 @@ class _Pages:
         last_sync = 0.0
         if deadline is not None:
             last_sync = self._timed_sync(clock)
-        unsynced, gone = 0, -1
+        unsynced = 0
         data: h5py.Dataset | None = None
         for row in rows:
-            if row.sequence == gone:
-                continue
             if deadline is not None and clock() + last_sync * _SYNC_MARGIN >= deadline:
                 break
             page = pages(row.page)
             if page is None:
-                gone = row.sequence
-                continue
+                break
             if data is None:
                 data = _create_pages(self._h5, len(page))
             self._append(data, row, page)

@@ -139,7 +139,10 @@ def apply_change(sequence: Sequence, change: Change) -> None:
     sequence.status, sequence.kv_length = change.status, change.kv_length
     if change.tokens:
         sequence.output.frombytes(change.tokens)
-    sequence.pages[change.first_page :] = change.pages
+    if change.first_page < len(sequence.pages):
+        # Another list, as where the engine takes pages away: whoever copies them sees that they have changed hands.
+        sequence.pages = sequence.pages[: change.first_page]
+    sequence.pages += change.pages
     if change.logprobs:
         sequence.logprobs += change.logprobs
     if change.prompt_logprobs:

@@ -42,8 +42,8 @@ class Engine:
         """The unfinished sequences, oldest first: what a checkpoint saves between two steps."""
         return [sequence for _, sequence in sorted(self._executor.sequences.items())]
 
-    def add(self, sequence: Sequence) -> None:
-        """Takes a sequence; where it owns pages, its first `kv_length` tokens have KV in them.
+    def add(self, sequence: Sequence, node: int | None = None) -> None:
+        """Takes a sequence; the KV of one that has some is in the host store of `node`.
 
         One that can never fit fails alone, and comes out of the next `step` with its error.
         """
@@ -54,7 +54,7 @@ class Engine:
                 sequence.max_length,
                 generated=len(sequence.output),
                 kv_length=sequence.kv_length,
-                node=0 if sequence.pages else None,
+                node=node,
             )
         except NeverFits as error:
             sequence.error = str(error)

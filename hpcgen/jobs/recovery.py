@@ -1,40 +1,58 @@
-"""Checkpoints of a running batch: when they are written, and what a run that starts again takes from them."""
+"""Checkpoints of a running batch: when they are written, and what a run that starts again takes from them.
+
+Each node writes a file of an epoch: tokens and state of its sequences, and their KV. Rank 0 decides, and writes the
+manifest when all nodes have done their part.
+"""
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from hpcgen.batch.results import Results
-from hpcgen.checkpoint.manifest import commit, next_epoch
+from hpcgen.checkpoint.manifest import Manifest, commit, next_epoch
+from hpcgen.checkpoint.node_tasks import Load, Loaded, Outcome, Save, SaveBeside, Saved, Wanted
 from hpcgen.checkpoint.order import recompute_cost
 from hpcgen.checkpoint.periodic import BackgroundWrite, CheckpointSchedule
-from hpcgen.checkpoint.reader import Checkpoint, CheckpointReader, DamagedCheckpoint, StoredKV
-from hpcgen.checkpoint.restore import RestoreRates, loading_is_cheaper
-from hpcgen.checkpoint.writer import CheckpointFailed, CheckpointWriter, PageLayout, PageReader, Snapshot
-from hpcgen.kernels.attention.kv_layout import KVLayout
-from hpcgen.memory.host_store import HostStore
+from hpcgen.checkpoint.reader import Checkpoint, CheckpointReader, Key
+from hpcgen.checkpoint.writer import CheckpointFailed, CheckpointWriter, Snapshot
+from hpcgen.jobs.checkpoint_nodes import Nodes
 from hpcgen.report.events import EventLog, read_events
-from hpcgen.sequence import PAGE_TOKENS, Sequence, Status, pages_for
+from hpcgen.sequence import Sequence, Status, pages_for
 
 RESTORED_SHARE = 0.9
 """Of the host store, the most that restored KV may take; what does not fit is recomputed when its turn comes."""
-MEASURED_BYTES = 64 * 2**20
-"""Loaded before the rate of loading is believed."""
+WRITING_SHARE = 0.1
+"""Of the interval, the most that a periodic checkpoint may write for: of more KV than that it saves the best part. The
+file system of a cluster is not ours alone, and KV can be recomputed."""
+_POLL_SECONDS = 0.5
+"""Between two questions whether the nodes have written their files."""
 
 
 class RunningEngine(Protocol):
     """What recovery needs of an engine."""
 
     def sequences(self) -> list[Sequence]:
-        """The unfinished ones, oldest first."""
+        """The unfinished ones, oldest first. A sequence that loses its pages gets another list of pages."""
 
-    def add(self, sequence: Sequence) -> None:
-        """Takes one; where it owns pages, its first `kv_length` tokens have KV in them."""
+    def add(self, sequence: Sequence, node: int | None = None) -> None:
+        """Takes one; its first `kv_length` tokens have KV in its pages, on `node`. None: it has none."""
 
     def suspend_all(self) -> None:
         """YIELDs every active one, so that all KV is in the host store. Nothing may be run after it."""
+
+
+@dataclass(slots=True)
+class _Epoch:
+    """A periodic checkpoint that the nodes are writing."""
+
+    number: int
+    begin: float
+    owned: list[tuple[Sequence, list[int]]]
+    """Sequences with KV in it, and the list of their pages as it was."""
+    next_poll: float
+    stall: float
 
 
 class Recovery:
@@ -42,9 +60,7 @@ class Recovery:
 
     Args:
         directory: of the checkpoints.
-        store: KV pages to save from and restore into; None: tokens alone, all KV is recomputed.
-        in_place: the host store is used in place. Else pages of an ACTIVE sequence may lag behind its device, and
-            only its tokens are saved.
+        nodes: save and load.
         interval: seconds between periodic checkpoints; 0: none.
         events: gets an event for each checkpoint.
         say: shows a line to the user.
@@ -53,49 +69,50 @@ class Recovery:
     def __init__(
         self,
         directory: Path,
-        store: HostStore | None,
+        nodes: Nodes,
         *,
-        in_place: bool,
         interval: float,
         events: EventLog,
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._directory = directory
-        self._store = store
-        self._in_place = in_place
+        self._nodes = nodes
+        self._interval = interval
         self._events = events
         self._say = say
         self._clock = clock
-        self._layout = describe_layout(store.layout) if store is not None else {}
-        self._writer = CheckpointWriter(directory, layout=self._layout, clock=clock)
         self._schedule = CheckpointSchedule(interval, clock)
-        self._background: BackgroundWrite | None = None
-        self.stall = 0.0
-        """Seconds that the engine waited for periodic checkpoints."""
+        self._epoch: _Epoch | None = None
+        self._commit: BackgroundWrite[Manifest] | None = None
+        self._last_epoch = 0
 
     def restore(self, engine: RunningEngine, results: Results, prefill_rate: float | None = None) -> set[int]:
         """Gives the engine what the newest checkpoint has.
 
         Args:
-            prefill_rate: tokens/s of this run's prefill so far, to weigh loading KV against it; None: it is loaded.
+            prefill_rate: tokens/s that a rank prefilled at so far, to weigh loading KV against it; None: it is loaded.
 
         Returns:
             Requests that must not come from the input again.
         """
-        checkpoint = CheckpointReader(self._directory, lambda line: self._say(f"warning: {line}")).latest(self._layout)
+        reader = CheckpointReader(self._directory, self._warn)
+        checkpoint = reader.latest(self._nodes.layout)
         if checkpoint is None:
             return set()
         unfinished = [s for s in checkpoint.sequences if not results.is_finished(s.request)]
         waiting = [s for s in unfinished if s.status is not Status.FINISHED]
-        loaded = self._load_kv(checkpoint, waiting, prefill_rate)
-        checkpoint.close()
+        begin = self._clock()
+        node_of = self._load_kv(checkpoint, waiting, prefill_rate)
         for sequence in unfinished:
             if sequence.status is Status.FINISHED:
                 results.finish(sequence)
             else:
-                self._take_back(engine, sequence)
-        self._events.write("restored", epoch=checkpoint.epoch, sequences=len(waiting), kv_tokens=loaded)
+                engine.add(sequence, node_of.get(sequence.id))
+        loaded, seconds = sum(s.kv_length for s in waiting), round(self._clock() - begin, 3)
+        self._events.write(
+            "restored", epoch=checkpoint.epoch, sequences=len(waiting), kv_tokens=loaded, seconds=seconds
+        )
         if waiting:
             self._say(
                 f"restored {len(waiting):,} sequences from checkpoint {checkpoint.epoch}, KV of {loaded:,} of "
@@ -104,21 +121,20 @@ class Recovery:
         return {s.request for s in unfinished}
 
     def save_if_due(self, engine: RunningEngine, results: Results) -> None:
-        """Starts a periodic checkpoint beside the computation where it is time. Cheap: call it at every decision."""
-        if self._background is not None:
-            if not self._background.finished:
-                return
-            self._end_background()
-        if not self._schedule.due():
-            return
+        """Moves the periodic checkpoint on: begins one where it is time, ends one that all nodes have written.
+
+        Cheap: call it at every decision.
+        """
         begin = self._clock()
-        snapshot, pages = self._snapshot(engine, results)
-
-        def write() -> None:
-            self._write(snapshot, pages, None, self._clock())
-
-        self._background = BackgroundWrite(write)
-        self.stall += self._clock() - begin
+        if self._commit is not None:
+            if self._commit.finished:
+                self._end(self._commit.result())
+        elif self._epoch is not None:
+            if begin >= self._epoch.next_poll:
+                self._poll(engine)
+                self._epoch.stall += self._clock() - begin
+        elif self._schedule.due():
+            self._begin(engine, results)
 
     def save_before_leaving(self, engine: RunningEngine, results: Results, deadline: float | None) -> bool:
         """Writes a checkpoint, tokens first, then KV until the deadline; whether at least the tokens are safe.
@@ -126,142 +142,153 @@ class Recovery:
         Args:
             deadline: time of the clock at which it must be durable; None: as long as it takes.
         """
-        if self._background is not None:
-            # Its pages cost time that this one needs; a thread that goes on writing aside does no harm.
-            if self._background.finished or deadline is None:
-                self._end_background()
-            self._background = None
-        begin = self._clock()
+        if self._commit is not None and deadline is None:
+            self._end(self._commit.result())
+        self._epoch = self._commit = None
         engine.suspend_all()
-        snapshot, pages = self._snapshot(engine, results)
+        sequences = [*engine.sequences(), *results.unassembled()]
+        begin, writer = self._clock(), CheckpointWriter(self._directory, layout=self._nodes.layout)
         try:
-            self._write(snapshot, None, None, begin)
+            number = self._next_epoch()
+            tokens = writer.write_snapshot(number, Snapshot.of(sequences, lambda sequence: 0))
+            self._note(self._committed(number, [tokens]), begin)
         except CheckpointFailed as error:
-            self._say(f"warning: {error}")
+            self._warn(str(error))
             return False
+        begin, number = self._clock(), self._next_epoch()
+        left = None if deadline is None else max(deadline - begin, 0.0)
+        parts = self._snapshots(sequences, lambda sequence: sequence.kv_length)
+        answers = self._nodes.ask({node: Save(number, part, left) for node, part in parts.items()})
         try:
-            if pages is not None:
-                self._write(snapshot, pages, deadline, begin)
+            self._note(self._committed(number, list(answers.values())), begin)
         except CheckpointFailed as error:
-            self._say(f"warning: {error}")
+            self._warn(f"{error} The tokens are saved, their KV is not")
         return True
 
     def close(self) -> None:
-        """Waits for a checkpoint that is being written."""
-        if self._background is not None:
-            self._end_background()
+        """Gives up a checkpoint that is being written."""
+        self._nodes.close()
+        if self._commit is not None:
+            self._commit.result()
 
-    def _take_back(self, engine: RunningEngine, sequence: Sequence) -> None:
-        engine.add(sequence)
+    def _load_kv(self, checkpoint: Checkpoint, sequences: list[Sequence], prefill_rate: float | None) -> dict[int, int]:
+        """Spreads KV over the nodes, that first which costs most to recompute; each node loads its own.
 
-    def _snapshot(self, engine: RunningEngine, results: Results) -> tuple[Snapshot, PageReader | None]:
-        sequences = [*engine.sequences(), *results.unassembled()]
-        snapshot = Snapshot.of(sequences, self._stored_tokens)
-        return snapshot, self._page_reader(sequences) if self._store is not None else None
-
-    def _stored_tokens(self, sequence: Sequence) -> int:
-        """Tokens whose KV in the host store is true."""
-        trusted = self._store is not None and (self._in_place or sequence.status is not Status.ACTIVE)
-        return sequence.kv_length if trusted and sequence.status is not Status.FINISHED else 0
-
-    def _page_reader(self, sequences: Iterable[Sequence]) -> PageReader:
-        """Reads pages while the engine goes on: a copy counts if its page had the same owner before and after."""
-        assert self._store is not None
-        owners = {page: (s, i, s.kv_length) for s in sequences for i, page in enumerate(s.pages)}
-        pages = self._store.pages.numpy()
-
-        def owned(page: int) -> bool:
-            sequence, i, tokens = owners[page]
-            own = sequence.pages  # the engine replaces the list where a sequence loses its pages
-            return i < len(own) and own[i] == page and sequence.kv_length >= tokens
-
-        def read(page: int) -> memoryview | None:
-            if not owned(page):
-                return None
-            copy = pages[page].copy()
-            return memoryview(copy) if owned(page) else None
-
-        return read
-
-    def _write(self, snapshot: Snapshot, pages: PageReader | None, deadline: float | None, begin: float) -> None:
-        epoch = next_epoch(self._directory)
-        file = self._writer.write_snapshot(epoch, snapshot, pages, deadline)
-        try:
-            commit(self._directory, epoch, [file])
-        except OSError as error:
-            raise CheckpointFailed(f"checkpoint epoch {epoch} was not completed: {error.strerror}") from error
-        self._events.write(
-            "checkpoint", epoch=epoch, sequences=file.sequences, pages=file.pages, pages_left_out=file.pages_left_out,
-            bytes=file.size, seconds=round(self._clock() - begin, 3),
-        )  # fmt: skip
-
-    def _end_background(self) -> None:
-        assert self._background is not None
-        failure = self._background.result()
-        self._background = None
-        if failure is None:
-            self._schedule.succeeded()
-        else:
-            self._schedule.failed()
-            self._say(f"warning: {failure}")
-            self._events.write("checkpoint_failed", reason=str(failure))
-
-    def _load_kv(self, checkpoint: Checkpoint, sequences: list[Sequence], prefill_rate: float | None) -> int:
-        """Loads KV, of what costs most to recompute first; sets `kv_length`, `pages` and `status` of all sequences."""
-        total, loaded_bytes, begin = 0, 0, self._clock()
+        Sets `kv_length`, `pages` and `status` of all sequences; gives the node of each that has KV now.
+        """
+        nodes = self._nodes
+        room = [int(nodes.pages * RESTORED_SHARE)] * nodes.count
+        rate = None if prefill_rate is None else prefill_rate * nodes.ranks
+        tasks = {node: Load([], rate) for node in range(nodes.count)}
         for sequence in sequences:
             sequence.kv_length, sequence.pages, sequence.status = 0, [], Status.WAITING
-        if self._store is None:
-            return 0
-        page_bytes = self._store.layout.page_bytes
         stored = ((sequence, checkpoint.kv.get((sequence.request, sequence.sample))) for sequence in sequences)
         with_kv = [(sequence, kv) for sequence, kv in stored if kv is not None]
         for sequence, kv in sorted(with_kv, key=lambda pair: recompute_cost(pair[1].tokens), reverse=True):
             # The last token has no KV yet: its step computes it.
             tokens = min(kv.tokens, sequence.length - 1)
-            if prefill_rate is not None and loaded_bytes >= MEASURED_BYTES:
-                rates = RestoreRates(loaded_bytes / (self._clock() - begin), prefill_rate)
-                if not loading_is_cheaper(tokens, page_bytes, rates):
-                    continue
             # Pages for all that must have KV before it decodes will be granted to it.
             needed = pages_for(max(tokens, sequence.prefill_target))
-            if self._store.count - self._store.free + needed > RESTORED_SHARE * self._store.count:
-                continue
-            total += self._load_sequence(checkpoint, sequence, kv, tokens)
-            loaded_bytes += len(sequence.pages) * page_bytes
-        return total
+            node = max(range(nodes.count), key=room.__getitem__)
+            if tokens and needed <= room[node]:
+                room[node] -= needed
+                tasks[node].wanted.append(Wanted(sequence.id, kv, tokens))
+        by_id = {sequence.id: sequence for sequence in sequences}
+        node_of: dict[int, int] = {}
+        for node, answer in nodes.ask({node: task for node, task in tasks.items() if task.wanted}).items():
+            assert isinstance(answer, Loaded)
+            for warning in answer.warnings:
+                self._warn(warning)
+            for key, (pages, tokens) in answer.kv.items():
+                sequence = by_id[key]
+                complete = tokens >= sequence.prefill_target
+                sequence.pages, sequence.kv_length = pages, tokens
+                sequence.status = Status.SUSPENDED if complete else Status.PREFILLING
+                node_of[key] = node
+        return node_of
 
-    def _load_sequence(self, checkpoint: Checkpoint, sequence: Sequence, kv: StoredKV, tokens: int) -> int:
-        """Loads the KV of its first `tokens` tokens, or of those before the first damaged page; how many."""
-        assert self._store is not None
-        pages = self._store.allocate(pages_for(tokens))
-        good = 0
+    def _begin(self, engine: RunningEngine, results: Results) -> None:
+        begin, number = self._clock(), self._next_epoch()
+        parts = self._snapshots([*engine.sequences(), *results.unassembled()], self._stored_tokens)
+        owned = [(sequence, sequence.pages) for sequence in engine.sequences() if sequence.pages]
+        seconds = self._interval * WRITING_SHARE
+        self._nodes.ask({node: SaveBeside(number, part, seconds) for node, part in parts.items()})
+        now = self._clock()
+        self._epoch = _Epoch(number, begin, owned, now + min(_POLL_SECONDS, seconds), now - begin)
+
+    def _poll(self, engine: RunningEngine) -> None:
+        """Has the manifest written when all nodes have their files."""
+        epoch = self._epoch
+        assert epoch is not None
+        answers: dict[int, Outcome | None] = self._nodes.ask({node: Saved() for node in range(self._nodes.count)})
+        outcomes = [answer for answer in answers.values() if answer is not None]
+        if len(outcomes) < len(answers):
+            epoch.next_poll = self._clock() + _POLL_SECONDS
+            return
+        held = {sequence.id for sequence in engine.sequences()}
+        void = [(s.request, s.sample) for s, pages in epoch.owned if s.id not in held or s.pages is not pages]
+        self._commit = BackgroundWrite(lambda: self._committed(epoch.number, outcomes, void))
+
+    def _end(self, result: Manifest | CheckpointFailed) -> None:
+        epoch, self._epoch, self._commit = self._epoch, None, None
+        assert epoch is not None
+        if isinstance(result, Manifest):
+            self._schedule.succeeded()
+            self._note(result, epoch.begin, epoch.stall)
+        else:
+            wait = self._schedule.failed()
+            self._warn(f"{result} The run goes on, and tries again in {wait:.0f} s")
+            self._events.write("checkpoint_failed", reason=str(result))
+
+    def _committed(self, number: int, outcomes: list[Outcome], void: Iterable[Key] = ()) -> Manifest:
+        """Raises CheckpointFailed where a node failed, or the manifest cannot be written."""
+        files = []
+        for outcome in outcomes:
+            if isinstance(outcome, CheckpointFailed):
+                raise outcome
+            files.append(outcome)
         try:
-            for good, page in enumerate(pages):
-                checkpoint.load_page(kv, good, self._store.pages[page].numpy().data)
-            good = len(pages)
-        except DamagedCheckpoint as error:
-            self._say(f"warning: {error}; the KV from there on is recomputed")
-            self._store.release(pages[good:])
-        sequence.pages = pages[:good]
-        sequence.kv_length = min(tokens, good * PAGE_TOKENS)
-        if sequence.kv_length:
-            complete = sequence.kv_length >= sequence.prefill_target
-            sequence.status = Status.SUSPENDED if complete else Status.PREFILLING
-        return sequence.kv_length
+            return commit(self._directory, number, files, void)
+        except OSError as error:
+            raise CheckpointFailed(f"checkpoint epoch {number} was not completed: {error.strerror}.") from error
 
+    def _note(self, manifest: Manifest, begin: float, stall: float | None = None) -> None:
+        """`stall`: seconds that the computation waited for a periodic checkpoint."""
+        files = manifest.files
+        self._events.write(
+            "checkpoint", epoch=manifest.epoch, sequences=sum(f.sequences for f in files), pages=manifest.pages,
+            pages_left_out=sum(f.pages_left_out for f in files), bytes=sum(f.size for f in files),
+            seconds=round(self._clock() - begin, 3), stall=None if stall is None else round(stall, 4),
+        )  # fmt: skip
 
-def describe_layout(layout: KVLayout) -> PageLayout:
-    """What must be equal where KV is restored."""
-    return {name: value if isinstance(value, int) else str(value) for name, value in asdict(layout).items()}
+    def _snapshots(self, sequences: list[Sequence], stored: Callable[[Sequence], int]) -> dict[int, Snapshot]:
+        """Each node's part."""
+        parts: dict[int, list[Sequence]] = {node: [] for node in range(self._nodes.count)}
+        for sequence in sequences:
+            parts[self._nodes.node_of(sequence.id)].append(sequence)
+        return {node: Snapshot.of(part, stored) for node, part in parts.items()}
+
+    def _stored_tokens(self, sequence: Sequence) -> int:
+        """Tokens whose KV in the host store is true while the computation goes on."""
+        return sequence.kv_length if self._nodes.in_place or sequence.status is not Status.ACTIVE else 0
+
+    def _next_epoch(self) -> int:
+        """Above all that left a trace, and all that another thread or node may be about to write."""
+        self._last_epoch = max(next_epoch(self._directory), self._last_epoch + 1)
+        return self._last_epoch
+
+    def _warn(self, line: str) -> None:
+        self._say(f"warning: {line}")
 
 
 def prefill_rate(events: Path) -> float | None:
-    """Tokens/s of the prefill of the jobs before; None where none was measured."""
-    tokens, seconds = 0, 0.0
+    """Tokens/s of a rank in the prefill of the jobs before; None where none was measured."""
+    tokens, seconds, ranks = 0, 0.0, 1
     if events.exists():
         for event in read_events(events):
-            if event["event"] == "steps" and event.get("phase") == "prefill":
+            if event["event"] == "opened":
+                ranks = event.get("ranks", 1)
+            elif event["event"] == "steps" and event.get("phase") == "prefill":
                 tokens += event["tokens"]
-                seconds += event["seconds"]
+                seconds += event["seconds"] * ranks
     return tokens / seconds if seconds > 0 else None

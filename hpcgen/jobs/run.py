@@ -24,7 +24,7 @@ from hpcgen.engine.engine import Engine
 from hpcgen.engine.executor import Activity
 from hpcgen.errors import HpcgenError
 from hpcgen.jobs import signals
-from hpcgen.jobs.cluster_recovery import ClusterRecovery, side_task
+from hpcgen.jobs.checkpoint_nodes import RankTasks, nodes_of
 from hpcgen.jobs.instance import InstanceOptions, Prepared, open_weights, prepare
 from hpcgen.jobs.recovery import Recovery, prefill_rate
 from hpcgen.jobs.totals import JobTimes, token_totals
@@ -115,12 +115,13 @@ def _follow(world: World, options: RunOptions) -> None:
     weights = open_weights(world, options.model, prepared.options, lambda line: None)
     assembly = prepared.build_rank(world, weights)
     run_directory = RunDirectory(options.run_directory or default_run_directory(options.output))
-    assembly.executor.side_task = side_task(world, assembly, run_directory.checkpoints)
+    tasks = RankTasks(world, assembly, run_directory.checkpoints)
     try:
         with prepared.watchdog.watch():
             follow(world, assembly.worker)
         assembly.worker.close()
     finally:
+        tasks.close()
         assembly.device.close()
 
 
@@ -181,7 +182,13 @@ class _Batch:
             self._engine, self.activity = engine, engine.activity
             self._seen = (0, time.perf_counter())
             self._describe(assembly)
-            self._recovery = self._open_recovery(engine, assembly)
+            self._recovery = Recovery(
+                checkpoints,
+                nodes_of(self._world, engine, assembly, checkpoints),
+                interval=self._options.checkpoint_interval,
+                events=self._events,
+                say=self._say,
+            )
             try:
                 with self._watchdog.watch():
                     rate = prefill_rate(self._run_directory.events_path)
@@ -194,19 +201,6 @@ class _Batch:
                 assembly.device.close()
                 self._results.sync(now=True)
                 self._update("finished" if self._results.complete else "stopped")
-
-    def _open_recovery(self, engine: Engine | Coordinator, assembly: RankAssembly) -> Recovery:
-        checkpoints, interval = self._run_directory.checkpoints, self._options.checkpoint_interval
-        if isinstance(engine, Coordinator):
-            assembly.executor.side_task = side_task(self._world, assembly, checkpoints)
-            layout, pages = assembly.model.kv_layout, assembly.store.count
-            return ClusterRecovery(
-                checkpoints, engine, layout, pages, interval=interval, events=self._events, say=self._say
-            )
-        in_place = assembly.device.keeps_kv
-        return Recovery(
-            checkpoints, assembly.store, in_place=in_place, interval=interval, events=self._events, say=self._say
-        )
 
     @property
     def _wave(self) -> int:

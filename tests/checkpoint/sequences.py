@@ -4,6 +4,7 @@ from array import array
 
 import numpy as np
 
+from hpcgen.checkpoint.reader import StoredPages
 from hpcgen.sequence import PAGE_TOKENS, Grammar, SamplingParams, Sequence, Status, TokenLogprob, pages_for
 
 PAGE_BYTES = 1024
@@ -88,7 +89,8 @@ def assert_kv(checkpoint, sequence, store, tokens):
     """The checkpoint serves exactly `tokens` tokens of KV of the sequence, with the bytes of `store`."""
     kv = checkpoint.kv.get((sequence.request, sequence.sample))
     assert (kv.tokens if kv else 0) == tokens
-    buffer = bytearray(PAGE_BYTES)
+    buffer, files = bytearray(PAGE_BYTES), StoredPages()
     for i in range(-(-tokens // PAGE_TOKENS)):
-        checkpoint.load_page(kv, i, memoryview(buffer))
+        files.load(kv, i, memoryview(buffer))
         assert bytes(buffer) == store.rows[sequence.pages[i]].tobytes()
+    files.close()

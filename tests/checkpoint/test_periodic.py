@@ -58,11 +58,12 @@ def test_the_engine_is_not_held_up_while_a_checkpoint_is_written():
     def write():
         release.wait(30)
         written.append(1)
+        return "file"
 
     background = BackgroundWrite(write)
     assert not background.finished
     release.set()
-    assert background.result() is None
+    assert background.result() == "file"
     assert background.finished
     assert written == [1]
 

@@ -4,6 +4,7 @@ import pytest
 
 from hpcgen.checkpoint import CheckpointReader, CheckpointWriter, DamagedCheckpoint, commit
 from hpcgen.checkpoint.manifest import epochs, manifest_path, node_path
+from hpcgen.checkpoint.reader import StoredPages
 from tests.checkpoint.sequences import LAYOUT, PAGE_BYTES, Store, assert_equal, assert_kv, sequence
 
 
@@ -25,11 +26,11 @@ def latest(directory, layout=LAYOUT):
     return CheckpointReader(directory, warnings.append).latest(layout), warnings
 
 
-def loads(checkpoint, kv, index, expected):
+def loads(files, kv, index, expected):
     """Whether a page can be loaded; it then has the expected bytes."""
     buffer = bytearray(PAGE_BYTES)
     try:
-        checkpoint.load_page(kv, index, memoryview(buffer))
+        files.load(kv, index, memoryview(buffer))
     except DamagedCheckpoint:
         return False
     assert bytes(buffer) == expected.tobytes()
@@ -126,12 +127,13 @@ def test_a_flipped_byte_is_found_wherever_it_is(tmp_path, store):
         assert_equal(checkpoint.sequences, {1: first, 2: second}[checkpoint.epoch])
         refused += checkpoint.epoch == 1
         assert (checkpoint.epoch == 1) == bool(warnings)
+        files = StoredPages()
         lost_pages += sum(
-            not loads(checkpoint, kv, i, store.rows[second[1].pages[i]])
+            not loads(files, kv, i, store.rows[second[1].pages[i]])
             for kv in checkpoint.kv.values()
             for i in range(len(kv.rows))
         )
-        checkpoint.close()
+        files.close()
     assert refused
     assert lost_pages
 

@@ -97,15 +97,24 @@ def test_the_time_of_the_last_sync_is_kept_free_before_the_deadline(tmp_path, st
     assert clock.now <= 45
 
 
-def test_a_page_that_changed_hands_ends_the_kv_of_its_sequence(tmp_path, store):
+def test_pages_that_changed_hands_while_they_were_written_are_not_used(tmp_path, store):
     written = [sequence(1, 300, store=store), sequence(2, 200, store=store)]
-    lost = written[0].pages[2]
-    writer = CheckpointWriter(tmp_path, layout=LAYOUT)
-    file = writer.write(1, written, lambda page: None if page == lost else store.read(page))
+    file = CheckpointWriter(tmp_path, layout=LAYOUT).write(1, written, store.read)
+    commit(tmp_path, 1, [file], void=[(1, 0)])
+    checkpoint, _ = latest(tmp_path)
+    assert_equal(checkpoint.sequences, written)
+    assert_kv(checkpoint, written[0], store, 0)
+    assert_kv(checkpoint, written[1], store, 199)
+
+
+def test_a_write_that_is_given_up_has_the_pages_it_came_to(tmp_path, store):
+    written = [sequence(1, 300, store=store), sequence(2, 200, store=store)]
+    last = written[0].pages[2]
+    file = CheckpointWriter(tmp_path, layout=LAYOUT).write(1, written, lambda p: None if p == last else store.read(p))
     commit(tmp_path, 1, [file])
     checkpoint, _ = latest(tmp_path)
     assert_kv(checkpoint, written[0], store, 128)
-    assert_kv(checkpoint, written[1], store, 199)
+    assert_kv(checkpoint, written[1], store, 0)
 
 
 def test_a_snapshot_does_not_follow_its_sequences(tmp_path, store):

@@ -75,7 +75,7 @@ def test_a_stopped_run_goes_on_with_its_tokens_and_its_kv_and_ends_with_the_same
 def test_periodic_checkpoints_survive_a_kill_that_gives_no_warning(
     model: Path, tmp_path: Path, hpcgen: Run, environment: dict[str, str]
 ) -> None:
-    write_requests(tmp_path / "in.jsonl", [request(n, max_tokens=200) for n in range(60)])
+    write_requests(tmp_path / "in.jsonl", [request(n, max_tokens=200) for n in range(300)])
     line = command(model, tmp_path, "--checkpoint-interval", 0.2)
     process = subprocess.Popen(line, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     checkpoints = tmp_path / "out.run" / "checkpoints"
@@ -84,9 +84,9 @@ def test_periodic_checkpoints_survive_a_kill_that_gives_no_warning(
         time.sleep(0.01)
     process.kill()
     process.wait()
-    done = hpcgen(*line[3:])
+    done = hpcgen(*command(model, tmp_path)[3:])
     assert done.returncode == 0 and "restored" in done.stderr
-    assert len(read_lines(tmp_path / "out.jsonl")) == 60
+    assert len(read_lines(tmp_path / "out.jsonl")) == 300
 
 
 def test_a_signal_before_anything_runs_ends_the_job_and_the_next_one_does_it_all(

@@ -17,6 +17,7 @@ from hpcgen.engine.structured import StructuredOutput
 from hpcgen.errors import HpcgenError
 from hpcgen.kernels.attention.interface import AttentionBackend
 from hpcgen.kernels.select import select_attention, select_experts
+from hpcgen.memory.activations import Widths, sweep_bytes
 from hpcgen.memory.budget import DeviceBudget
 from hpcgen.memory.device import BudgetedDevice, Device, InPlaceDevice, PhaseSetup
 from hpcgen.memory.device_plan import (
@@ -220,15 +221,16 @@ def device_needs(model: CausalModel, weights: WeightSource, options: EngineOptio
 
 
 def activation_bytes(model: CausalModel, microbatch: int, tokens: int) -> int:
-    """Estimate of the bytes that one sweep over `tokens` tokens works in, besides parameters and KV.
-
-    Two hidden states of every token wait in the coroutines; attention and head work on a microbatch, experts on all.
-    """
+    """Bytes that one sweep over `tokens` tokens works in, besides parameters and KV."""
     config = model.config.get_text_config()
     hidden, heads = config.hidden_size, config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or hidden // heads
-    experts = getattr(config, "num_experts_per_tok", None) or 1
-    intermediate = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
-    wide = max(experts * (2 * intermediate + hidden), 2 * config.intermediate_size)
-    logits = 2 * microbatch * config.vocab_size * 4
-    return tokens * (2 * hidden + wide) * model.dtype.itemsize + microbatch * 4 * heads * head_dim * 4 + logits
+    widths = Widths(
+        hidden=hidden,
+        vocabulary=config.vocab_size,
+        queries=heads * head_dim,
+        dense=config.intermediate_size,
+        expert=getattr(config, "moe_intermediate_size", None) or config.intermediate_size,
+        experts_per_token=getattr(config, "num_experts_per_tok", None) or 0,
+    )
+    return sweep_bytes(widths, microbatch, tokens, model.dtype.itemsize)

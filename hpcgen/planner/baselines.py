@@ -231,9 +231,7 @@ def _resident_kv_tokens(
 
 def _kv_shards(costs: Costs, ranks: int, tensor_parallel: bool) -> int:
     """Over how many ranks KV is spread: by tensor parallelism only where it has heads, which the latent has not."""
-    attention = costs.shape.attention
-    is_latent = attention.decode_flops != attention.prefill_flops
-    return 1 if tensor_parallel and is_latent else ranks
+    return 1 if tensor_parallel and costs.shape.attention.is_latent else ranks
 
 
 def _mixed_step(

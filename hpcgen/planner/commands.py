@@ -62,10 +62,15 @@ def add_profile_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentP
     parser = subparsers.add_parser(
         "profile",
         help="measure a layer of a model on this machine and fit the costs",
-        description="Measure one layer of a model on this machine, and fit the costs that `plan` and `simulate` use.",
+        description="Measure one layer of a model on this machine, and fit the costs that `plan`, `simulate` and `run` "
+        "use. Under mpirun or srun, all ranks measure at the same time, and what they send each other too.",
     )
     parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="Hugging Face model directory")
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="profile, a JSON file")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE",
+        help="profile, a JSON file (default: in the cache, where `run` and `submit` look for it)",
+    )  # fmt: skip
+    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:N or auto (default)")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), help="default: the checkpoint's")
     parser.add_argument("--threads", type=_positive, help="of a rank (default: torch's)")
     parser.set_defaults(call=profile)
@@ -139,13 +144,28 @@ def simulate(arguments: argparse.Namespace) -> int:
 
 
 def profile(arguments: argparse.Namespace) -> int:
+    from hpcgen.cluster.world import open_world
+    from hpcgen.model.weight_cache import cache_directory
     from hpcgen.planner.profile import measure
+    from hpcgen.planner.profile_store import default_file
 
-    measured = measure(arguments.model, dtype=arguments.dtype, threads=arguments.threads, say=print)
-    measured.write(arguments.output)
-    for name, fit in measured.fits.items():
-        print(f"{name:<18} {fit.describe()}")
-    print(f"\n{arguments.output}: use it as --cluster {arguments.output}:RANKS")
+    with open_world() as world:
+        say = (lambda line: print(line, flush=True)) if world.leads else (lambda line: None)
+        measured = measure(
+            arguments.model,
+            dtype=arguments.dtype,
+            threads=arguments.threads,
+            device=arguments.device,
+            say=say,
+            world=world,
+        )
+        if not world.leads:
+            return 0
+        file = arguments.output or default_file(cache_directory(), measured)
+        measured.write(file)
+        say(measured.describe())
+        say(f"\n{file}: `run` and `submit` find it here" if arguments.output is None
+            else f"\n{file}: use it as --cluster {file}")  # fmt: skip
     return 0
 
 
@@ -186,8 +206,9 @@ def _machine(arguments: argparse.Namespace) -> tuple[Costs, int, int, Memory]:
     file, _, ranks = arguments.cluster.partition(":")
     if file.endswith(".json"):
         measured = Profile.read(Path(file))
-        count = int(ranks) if ranks.isdigit() and ranks != "0" else 1
-        return measured.costs(shape), count, count, measured.memory()
+        count = int(ranks) if ranks.isdigit() and ranks != "0" else measured.ranks
+        per_node = -(-count // int(measured.machine["nodes"]))
+        return measured.costs(shape, per_node), count, per_node, measured.memory()
     hardware = load_cluster(arguments.cluster)
     return Costs.from_hardware(shape, hardware), hardware.devices, hardware.devices_per_node, Memory.of(hardware)
 

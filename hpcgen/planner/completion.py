@@ -38,7 +38,8 @@ class Estimate:
     phases: float
     """Prefill phases."""
     switch_seconds: float
-    """Of a prefill phase, what is not prefill: parameters and KV that are loaded anew."""
+    """Of a prefill phase, what does not depend on its tokens: parameters and KV that are loaded anew, and what a wave
+    takes however small it is."""
     step_seconds: float
     """Of a decode step with one sequence."""
 
@@ -91,7 +92,7 @@ def estimate(costs: Costs, configuration: Configuration, workload: Workload, poi
         prefill_rate=share * ranks / wave,
         decode_rate=full / step(full),
         phases=phases,
-        switch_seconds=switch,
+        switch_seconds=switch + time.prefill(1, 1.0, 1),
         step_seconds=step(1.0),
     )
 

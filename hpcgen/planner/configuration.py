@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hpcgen.memory.activations import Widths, sweep_bytes
 from hpcgen.planner.model_shape import ModelShape
-from hpcgen.planner.work import ACTIVATION_BYTES
 from hpcgen.scheduler.plan import Limits
 from hpcgen.sequence import PAGE_TOKENS
 
@@ -78,20 +78,16 @@ def embedding_bytes(shape: ModelShape) -> float:
 
 
 def activation_bytes(shape: ModelShape, attention_batch: int, expert_batch: int) -> float:
-    """Room to compute in: hidden states of all tokens, and the widest part of a microbatch."""
-    experts = max(shape.experts_per_token, 1)
-    width = max(shape.expert_parameters, shape.dense_parameters if not shape.experts else 0) / (3 * shape.hidden)
-    wide = experts * (2 * width + shape.hidden)
-    # Experts work through their batch in parts, so that the widest part is bounded.
-    at_once = min(expert_batch, 8192)
-    hidden = expert_batch * 2 * shape.hidden * ACTIVATION_BYTES
-    logits = 2 * min(attention_batch, 1024) * shape.vocabulary * 4
-    return hidden + at_once * wide * ACTIVATION_BYTES + attention_batch * 16 * shape.attention.query_width + logits
-
-
-def parameter_bytes(shape: ModelShape, phase: PhaseConfiguration, ranks: int) -> float:
-    """Parameters on a device: the resident layers, the ring, embedding and head."""
-    return (phase.resident_layers + phase.ring_slots) * layer_bytes(shape, ranks) + embedding_bytes(shape)
+    """Room to compute in, as the engine reckons it."""
+    widths = Widths(
+        hidden=shape.hidden,
+        vocabulary=shape.vocabulary,
+        queries=shape.attention.query_width,
+        dense=shape.dense_parameters // (3 * shape.hidden),
+        expert=shape.expert_parameters // (3 * shape.hidden),
+        experts_per_token=shape.experts_per_token,
+    )
+    return sweep_bytes(widths, attention_batch, expert_batch, shape.kv_bytes)
 
 
 def device_bytes(shape: ModelShape, phase: PhaseConfiguration, ranks: int) -> dict[str, float]:

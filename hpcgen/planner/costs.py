@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpcgen.planner import work
 from hpcgen.planner.hardware import Hardware, Link
@@ -21,14 +21,18 @@ class Costs:
     decode_attention: Roofline
     experts: Roofline
     host: Link
-    """Host memory to device, and back."""
+    """Host memory to device."""
+    back: Link
+    """Device to host memory."""
     local: Link
     """To other ranks of the node."""
     remote: Link
     """To other nodes."""
     disk: Link
+    window: Link | None = None
+    """Pages out of another node's host store; None: as `remote`."""
     layer_fixed: float = 0.0
-    """Seconds of a layer that no kernel accounts for: launches, and the Python of a definition."""
+    """Seconds of a microbatch in a layer that no kernel accounts for: launches, and the Python of a definition."""
     token_fixed: float = 0.0
     """Seconds of a token in a layer beside the kernels: norms, rotary embedding, residuals, writing its KV."""
     row_fixed: float = 0.0
@@ -40,6 +44,10 @@ class Costs:
     """Whether parameters and KV must be copied to a device at all; on a CPU they are used in place."""
     copies_compute: bool = False
     """Whether the processor that computes does the copies too, so that none hides the other: a CPU with one core."""
+    overlaps_exchange: bool = False
+    """Whether a microbatch's tokens are dispatched while the next is computed. Our engine dispatches all at once."""
+    ranks_a_core: float = 1.0
+    """Ranks that share the cores of one, on a node with more threads than cores: each takes so many times as long."""
 
     @classmethod
     def from_hardware(cls, shape: ModelShape, hardware: Hardware) -> Costs:
@@ -52,7 +60,7 @@ class Costs:
         def reached(link: Link) -> Link:
             return Link(link.bandwidth * share.link, link.latency)
 
-        launch = 5e-6  # of a kernel on a GPU, the order of magnitude of CUDA's launch latency
+        launch = hardware.fixed.launch
         return cls(
             shape=shape,
             linear=Roofline(launch, matrix, bandwidth),
@@ -60,13 +68,28 @@ class Costs:
             decode_attention=Roofline(launch, scores, bandwidth),
             experts=Roofline(2 * launch, matrix, bandwidth),
             host=reached(hardware.host),
+            back=reached(hardware.host),
             local=reached(hardware.local),
             remote=reached(hardware.remote),
             disk=reached(hardware.disk),
-            layer_fixed=10 * launch,
-            step_fixed=2e-3,
+            layer_fixed=hardware.fixed.layer,
+            step_fixed=hardware.fixed.step,
             ranks_per_node=hardware.devices_per_node,
         )
+
+    def sharing(self, ranks_a_core: float) -> Costs:
+        """The same where `ranks_a_core` ranks share what these costs have for one: all that computes takes longer."""
+        times = max(ranks_a_core, 1.0) / self.ranks_a_core
+        if times == 1:
+            return self
+        kernels = {
+            name: getattr(self, name).slower(times)
+            for name in ("linear", "prefill_attention", "decode_attention", "experts")
+        }
+        fixed = {
+            name: getattr(self, name) * times for name in ("layer_fixed", "token_fixed", "row_fixed", "step_fixed")
+        }
+        return replace(self, **kernels, **fixed, ranks_a_core=max(ranks_a_core, 1.0))
 
     def attention_decode_seconds(self, sequences: float, context: float) -> float:
         """Attention part of one layer: `sequences` new tokens over `context` tokens of KV in all."""
@@ -106,6 +129,22 @@ class Costs:
         across = self.remote.seconds(work.dispatched_bytes(self.shape, tokens, nodes)) if nodes > 1 else 0.0
         return max(inside, across)
 
+    def split_step_seconds(self, context: float, ranks: int) -> float:
+        """A step of one sequence by `ranks` ranks at once (PARTITION): each has its share of every layer's weights.
+
+        Partial sums are added up twice a layer.
+        """
+        shape, share = self.shape, 1 / ranks
+        link = self.local if ranks <= self.ranks_per_node else self.remote
+        layer = self.linear.seconds(work.projections(shape, 1) * share)
+        layer += self.decode_attention.seconds(work.decode_attention(shape, context, 1) * share) + self.layer_fixed
+        layer += 2 * link.seconds(2 * shape.hidden * work.ACTIVATION_BYTES) + self.token_fixed
+        experts = self.experts.seconds(work.routed_experts(shape, 1) * share) if shape.experts else 0.0
+        experts += self.linear.seconds(work.shared_experts(shape, 1) * share) if shape.shared_parameters else 0.0
+        dense = self.linear.seconds(work.dense_mlp(shape, 1) * share)
+        head = self.linear.seconds(work.head(shape, 1) * share) + self.row_fixed
+        return shape.layers * layer + shape.moe_layers * experts + shape.dense_layers * dense + head + self.step_fixed
+
     def head_seconds(self, rows: float) -> float:
         """Logits of `rows` tokens, and one sampled from each."""
         return self.linear.seconds(work.head(self.shape, rows)) + self.row_fixed * rows if rows > 0 else 0.0
@@ -116,7 +155,7 @@ class Costs:
 
     def migrate_seconds(self, tokens: float) -> float:
         """To pull the KV of `tokens` tokens from the host store of another node."""
-        return self.remote.seconds(tokens * self.shape.kv_token_bytes)
+        return (self.window or self.remote).seconds(tokens * self.shape.kv_token_bytes)
 
     def load_seconds(self, tokens: float) -> float:
         """To read the KV of `tokens` tokens from a checkpoint."""

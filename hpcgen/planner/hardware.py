@@ -36,6 +36,18 @@ class Achievable:
 
 
 @dataclass(frozen=True, slots=True)
+class Fixed:
+    """Seconds that do not depend on the batch: assumptions, where nothing was measured."""
+
+    launch: float = 5e-6
+    """Before a kernel begins: on a GPU, the order of magnitude of CUDA's launch latency."""
+    layer: float = 50e-6
+    """Of a microbatch in a layer beside its kernels."""
+    step: float = 2e-3
+    """Of a step beside its layers."""
+
+
+@dataclass(frozen=True, slots=True)
 class Hardware:
     """A cluster of equal nodes. Bytes, bytes per second, operations per second, seconds; rates are peaks."""
 
@@ -56,6 +68,7 @@ class Hardware:
     disk: Link
     """Of one node."""
     devices: int = 1
+    fixed: Fixed = field(default_factory=Fixed)
     achievable: Achievable = field(default_factory=Achievable)
 
     @property
@@ -114,6 +127,7 @@ def read_cluster(file: Path) -> Hardware:
             host_memory=float(node["host_memory"]),
             devices=int(node["devices"]),
             achievable=Achievable(**content.get("achievable", {})),
+            fixed=Fixed(**content.get("fixed", {})),
             **{kind: _link(links[kind]) for kind in ("host", "local", "remote", "disk")},
         )
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:

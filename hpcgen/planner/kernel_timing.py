@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from hpcgen.cluster.world import World
 from hpcgen.engine.microbatch import attention_batch
 from hpcgen.kernels.attention.interface import KVPages
 from hpcgen.kernels.attention.kv_layout import KVLayout
@@ -25,7 +26,6 @@ from hpcgen.kernels.layouts import choose_layout, pack
 from hpcgen.kernels.linear import linear
 from hpcgen.kernels.select import select_attention, select_experts
 from hpcgen.planner import work
-from hpcgen.planner.hardware import Link
 from hpcgen.planner.model_shape import ModelShape
 from hpcgen.planner.roofline import Work
 from hpcgen.sequence import pages_for
@@ -33,6 +33,8 @@ from hpcgen.sequence import pages_for
 COLD = 96 << 20
 """Bytes of operands to go round in, so that none is found in a cache where a whole model's would not be."""
 MOST_KV = 384 << 20
+READ_BYTES = (1 << 14, 1 << 18, 1 << 21, 1 << 23)
+COPY_BYTES = (1 << 12, 1 << 18, 1 << 22, 1 << 26)
 TOKENS = (1, 4, 16, 64, 256, 1024, 2048)
 
 
@@ -45,36 +47,52 @@ class Timing:
 
 
 class Stopwatch:
-    """Seconds of a call: wall time; with one CPU thread its processor time, which other processes disturb less."""
+    """Seconds of a call: wall time; with one rank of one CPU thread its processor time, which other processes disturb
+    less.
 
-    def __init__(self, device: torch.device):
-        self._device = device
-        alone = device.type == "cpu" and torch.get_num_threads() == 1
+    Several ranks measure the same at the same time, so that what they take from each other is in it.
+    """
+
+    def __init__(self, device: torch.device, world: World | None = None):
+        self.device, self._world = device, world or World()
+        alone = device.type == "cpu" and torch.get_num_threads() == 1 and self._world.size == 1
         self.clock: Callable[[], float] = time.process_time if alone else time.perf_counter
 
     def now(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
         return self.clock()
 
     def seconds(self, calls: Iterator[Callable[[], object]], budget: float = 0.25) -> float:
-        """Median of the calls' times, after a first one, until `budget` seconds have passed or five are taken."""
+        """Median of the calls' times, after a first one, until `budget` seconds have passed or nine are taken.
+
+        Collective: the mean of all ranks.
+        """
         next(calls)()
+        self._world.wait_for_all()
         taken: list[float] = []
         while len(taken) < 3 or (sum(taken) < budget and len(taken) < 9):
             call = next(calls)
             begin = self.now()
             call()
             taken.append(self.now() - begin)
-        return statistics.median(taken)
+        return self.mean(statistics.median(taken))
+
+    def mean(self, seconds: float) -> float:
+        """Over all ranks. Collective."""
+        return statistics.fmean(self._world.gather_all(seconds))
+
+    def wait_for_all(self) -> None:
+        """So that all ranks measure the same."""
+        self._world.wait_for_all()
 
 
 class KernelTiming:
     """The kernels of one model on one device, with random operands of the model's shapes."""
 
-    def __init__(self, shape: ModelShape, layout: KVLayout, dtype: torch.dtype, device: torch.device):
-        self._shape, self._layout, self._dtype, self._device = shape, layout, dtype, device
-        self._watch = Stopwatch(device)
+    def __init__(self, shape: ModelShape, layout: KVLayout, dtype: torch.dtype, watch: Stopwatch):
+        self._shape, self._layout, self._dtype, self._device = shape, layout, dtype, watch.device
+        self._watch = watch
 
     @torch.inference_mode()
     def linear(self) -> list[Timing]:
@@ -146,14 +164,17 @@ class KernelTiming:
             timings.append(Timing(work.routed_experts(shape, tokens), self._watch.seconds(calls)))
         return timings
 
-    def copy(self) -> Link:
-        """Host memory to the device (on a CPU: memory to memory)."""
-        return _link(self._copy_seconds(1 << 12), 1 << 12, self._copy_seconds(64 << 20), 64 << 20)
+    def copy(self, to_device: bool) -> list[Timing]:
+        """Pinned host memory to the device, or back; on a CPU memory to memory."""
+        return [Timing(Work(0.0, nbytes), self._copy_seconds(nbytes, to_device)) for nbytes in COPY_BYTES]
 
-    def _copy_seconds(self, nbytes: int) -> float:
+    def _copy_seconds(self, nbytes: int, to_device: bool) -> float:
         copies = max(1, min(COLD // nbytes, 64))
-        sources = [torch.ones(nbytes, dtype=torch.uint8) for _ in range(copies)]  # zeros may share one page
-        target = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+        on_host = partial(torch.ones, nbytes, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
+        on_device = partial(torch.ones, nbytes, dtype=torch.uint8, device=self._device)
+        source_of, target_of = (on_host, on_device) if to_device else (on_device, on_host)
+        sources = [source_of() for _ in range(copies)]  # of ones: zeros may share one page
+        target = target_of()
         return self._watch.seconds(partial(target.copy_, source) for source in _round(sources))
 
     def _attention(self, sequences: int, context: int, queries: int) -> Iterator[Callable[[], object]] | None:
@@ -176,7 +197,7 @@ class KernelTiming:
         first = self._random(tokens, layout.first_heads, layout.first_dim).to(layout.dtype)
         second = self._random(tokens, layout.second_heads, layout.second_dim).to(layout.dtype)
         shape = self._shape
-        if shape.attention.decode_flops != shape.attention.prefill_flops:  # MLA
+        if shape.attention.is_latent:
             heads = shape.attention.decode_flops // (2 * (2 * layout.first_dim + layout.second_dim))
             latent = self._random(tokens, heads, layout.first_dim)
             rotary = self._random(tokens, heads, layout.second_dim)
@@ -201,25 +222,21 @@ class KernelTiming:
         return choose_layout(kind, size, self._dtype) if self._device.type == "cpu" else "plain"
 
 
-def disk_link(file: Path, most: int = 256 << 20) -> Link:
-    """Reads of a file that is not in the page cache, as far as the system drops it from there."""
+def disk_reads(file: Path, most: int = 64 << 20) -> list[Timing]:
+    """Reads of a file, by size; what is in the page cache is dropped from it first, as far as the system does so."""
     handle = os.open(file, os.O_RDONLY)
+    timings = []
     try:
-        size = min(os.fstat(handle).st_size, most)
-        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-        begin = time.perf_counter()
-        done = 0
-        while done < size:
-            done += len(os.pread(handle, min(8 << 20, size - done), done)) or size
-        seconds = time.perf_counter() - begin
+        size = os.fstat(handle).st_size
+        for nbytes in READ_BYTES:
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+            starts = range(0, max(min(size, most, 32 * nbytes) - nbytes + 1, 1), nbytes)
+            begin = time.perf_counter()
+            done = sum(len(os.pread(handle, nbytes, start)) for start in starts)
+            timings.append(Timing(Work(0.0, done / len(starts)), (time.perf_counter() - begin) / len(starts)))
     finally:
         os.close(handle)
-    return Link(size / max(seconds, 1e-9), 0.0)
-
-
-def _link(small_seconds: float, small: int, large_seconds: float, large: int) -> Link:
-    bandwidth = (large - small) / max(large_seconds - small_seconds, 1e-12)
-    return Link(bandwidth, max(small_seconds - small / bandwidth, 0.0))
+    return timings
 
 
 def _round(items: list[Any]) -> Iterator[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,11 @@ class AttentionShape:
     """Most tokens of context that sliding-window layers attend to."""
     windowed_share: float = 0.0
     """Share of the layers that have the window."""
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether it is MLA, whose KV is one latent for all heads."""
+        return self.decode_flops != self.prefill_flops
 
     def context(self, tokens: float) -> float:
         """Tokens that a query with `tokens` before it attends to, as the mean over layers."""
@@ -113,6 +118,17 @@ class ModelShape:
         moe = self.moe_layers * (self.experts_per_token * self.expert_parameters + self.shared_parameters)
         dense = self.dense_layers * self.dense_parameters
         return self.vocabulary * self.hidden + self.layers * self.attention.parameters + dense + moe
+
+    def named(self, name: str) -> ModelShape:
+        return replace(self, name=name)
+
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> ModelShape:
+        """From what `dataclasses.asdict` made of it. Raises PlanError."""
+        try:
+            return cls(**{**fields, "attention": AttentionShape(**fields["attention"])})
+        except (KeyError, TypeError) as error:
+            raise PlanError(f"this is no description of a model: {error}") from None
 
     @classmethod
     def read(cls, path: Path) -> ModelShape:

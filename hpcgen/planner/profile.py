@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import os
 import platform
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import torch
 
+from hpcgen import __version__
+from hpcgen.cluster.world import World, device_of_rank, threads_per_rank
 from hpcgen.engine.build import Assembly, EngineOptions, build_engine
 from hpcgen.kernels.attention.kv_layout import KVLayout
 from hpcgen.memory.host_capacity import available_bytes
@@ -24,11 +28,11 @@ from hpcgen.model.weight_cache import cached_weight_file
 from hpcgen.model.weight_file import WeightFile
 from hpcgen.planner.configuration import PhaseConfiguration
 from hpcgen.planner.costs import Costs
-from hpcgen.planner.hardware import Link
-from hpcgen.planner.kernel_timing import KernelTiming, Stopwatch, Timing, disk_link
+from hpcgen.planner.kernel_timing import KernelTiming, Stopwatch, Timing, disk_reads
 from hpcgen.planner.model_shape import ModelShape
-from hpcgen.planner.profile_file import KernelFit, Profile
-from hpcgen.planner.roofline import fit
+from hpcgen.planner.profile_file import KernelFit, LinkFit, Profile
+from hpcgen.planner.rank_timing import RankTiming
+from hpcgen.planner.roofline import Fit, fit
 from hpcgen.planner.sweep import decode_sweep, prefill_sweep
 from hpcgen.sequence import SamplingParams, Sequence
 
@@ -41,43 +45,76 @@ def measure(
     directory: Path,
     dtype: str | None = None,
     threads: int | None = None,
-    device: str = "cpu",
+    device: str = "auto",
     say: Callable[[str], None] = lambda line: None,
+    world: World | None = None,
 ) -> Profile:
-    """The costs of the model in `directory` on this machine. Raises HpcgenError for a model that cannot be run."""
-    if threads is not None:
-        torch.set_num_threads(threads)
-    target = torch.device(device)
+    """The costs of the model in `directory` on this machine. Collective: several ranks measure at the same time.
+
+    Raises HpcgenError for a model that cannot be run.
+    """
+    world = world or World()
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    target = torch.device(device_of_rank(world, device, torch.cuda.device_count()))
+    if target.type == "cpu":
+        torch.set_num_threads(threads_per_rank(world, threads))
     config = read_config(directory)[1]
     wanted = target_dtype(config, getattr(torch, dtype) if dtype is not None else None)
     shape = sized_as(ModelShape.read(directory), wanted)
     model = CausalModel.build(directory, wanted, target)
-    weights = WeightFile(cached_weight_file(directory, wanted, "packed" if target.type == "cpu" else "plain"))
-    kernels = KernelTiming(shape, model.kv_layout, wanted, target)
+    weights = _weights(world, directory, wanted, "packed" if target.type == "cpu" else "plain")
+    watch = Stopwatch(target, world)
+    kernels = KernelTiming(shape, model.kv_layout, wanted, watch)
     points: dict[str, list[Timing]] = {}
     for name in ("linear", "decode_attention", "prefill_attention", "experts"):
         say(f"measuring {name.replace('_', ' ')}")
         timings = getattr(kernels, name)()
         if timings:
             points[name] = timings
-    say("measuring copies")
-    copy = kernels.copy()
-    links = {"host": copy, "local": copy, "remote": Link(copy.bandwidth, 50e-6), "disk": disk_link(weights.path)}
-    fits = {name: _fit(timings) for name, timings in points.items()}
+    say("measuring copies and reads")
+    links = {"host": kernels.copy(True), "back": kernels.copy(False), "disk": disk_reads(weights.path)}
+    step_fixed = 0.0
+    if world.size > 1:
+        say("measuring what ranks send each other")
+        between = RankTiming(world, shape, wanted, target)
+        links |= {"local": between.exchange(False), "remote": between.exchange(True), "window": between.window()}
+        step_fixed = between.reduction() if shape.experts else 0.0
     profile = Profile(
-        machine=_machine(target),
-        model=str(directory),
+        machine=machine_of(world, target),
+        model=str(directory.resolve()),
+        shape=asdict(shape),
         host_memory=float(available_bytes()),
         device_memory=None if target.type == "cpu" else float(torch.cuda.mem_get_info(target)[1]),
-        fits=fits,
-        links=links,
+        fits={name: KernelFit.of(_fit(timings), len(timings)) for name, timings in points.items()},
+        links=_link_fits(links),
         points={
             name: [{"flops": t.work.flops, "bytes": t.work.bytes, "seconds": t.seconds} for t in timings]
-            for name, timings in points.items()
+            for name, timings in (points | links).items()
         },
     )
     say("measuring the engine around them")
-    return _with_engine(profile, shape, model, weights, wanted, target)
+    whole = _with_engine(profile, shape, model, weights, wanted, watch)
+    return replace(whole, step_fixed=whole.step_fixed + step_fixed)
+
+
+def _weights(world: World, directory: Path, dtype: torch.dtype, layout: str) -> WeightFile:
+    """Converted by rank 0 first, and then on each node whose cache is its own."""
+    for turn in (world.leads, not world.leads):
+        if turn:
+            path = cached_weight_file(directory, dtype, layout)
+        world.wait_for_all()
+    return WeightFile(path)
+
+
+def _link_fits(links: dict[str, list[Timing]]) -> dict[str, LinkFit]:
+    """Those without measurements are taken from the next best."""
+    fits = {name: LinkFit.of(_fit(timings), len(timings)) for name, timings in links.items() if timings}
+    copy = replace(fits["back"], points=0)
+    local = fits.setdefault("local", copy)
+    fits.setdefault("remote", replace(local, points=0))
+    fits.setdefault("window", copy)
+    return fits
 
 
 def sized_as(shape: ModelShape, dtype: torch.dtype) -> ModelShape:
@@ -92,8 +129,8 @@ def sized_as(shape: ModelShape, dtype: torch.dtype) -> ModelShape:
     )
 
 
-def _fit(timings: list[Timing]) -> KernelFit:
-    return KernelFit.of(fit([t.work for t in timings], [t.seconds for t in timings]), len(timings))
+def _fit(timings: list[Timing]) -> Fit:
+    return fit([t.work for t in timings], [t.seconds for t in timings])
 
 
 def _with_engine(
@@ -102,7 +139,7 @@ def _with_engine(
     model: CausalModel,
     weights: WeightFile,
     dtype: torch.dtype,
-    device: torch.device,
+    watch: Stopwatch,
 ) -> Profile:
     """Adds what waves and steps take beyond their kernels: by layer, by token, by sampled token, by step.
 
@@ -110,12 +147,11 @@ def _with_engine(
     """
     longest = max(length for _, length in LOADS) + 2 * DECODE_STEPS + 1
     options = EngineOptions(
-        longest, dtype, device, host_memory=_pages_bytes(model.kv_layout, longest), attention_microbatch=1 << 20,
+        longest, dtype, watch.device, host_memory=_pages_bytes(model.kv_layout, longest), attention_microbatch=1 << 20,
         expert_batch=1 << 14, decision_steps=DECODE_STEPS,
     )  # fmt: skip
     assembly = build_engine(model, weights, options, lambda sequence: None)  # type: ignore[arg-type,return-value]
     costs = profile.costs(shape)
-    watch = Stopwatch(device)
     ids = itertools.count()
     rows: list[list[float]] = []
     residuals: list[float] = []
@@ -133,8 +169,19 @@ def _with_engine(
         residuals.append(step - predicted)
         measured.append(step)
     assembly.device.close()
-    layer, token, row, each = _non_negative(np.array(rows), np.array(residuals), np.array(measured))
-    return replace(profile, layer_fixed=layer, token_fixed=token, row_fixed=row, step_fixed=each)
+    table, left, taken = np.array(rows), np.array(residuals), np.array(measured)
+    constants = _non_negative(table, left, taken)
+    layer, token, row, each = constants
+    errors = np.abs(table @ constants - left) / taken
+    return replace(
+        profile,
+        layer_fixed=layer,
+        token_fixed=token,
+        row_fixed=row,
+        step_fixed=each,
+        engine_median_error=float(np.median(errors)),
+        engine_worst_error=float(errors.max()),
+    )
 
 
 def _run(
@@ -148,16 +195,18 @@ def _run(
         index = next(ids)
         prompt = array("I", generator.integers(0, shape.vocabulary, length).tolist())
         engine.add(Sequence(index, index, 0, prompt, sampling))
+    watch.wait_for_all()
     begin = watch.now()
     engine.step()
     prefill = watch.now() - begin
+    watch.wait_for_all()
     taken = []
     while engine.pending:
         before = engine.activity.steps
         begin = watch.now()
         engine.step()
         taken.append((watch.now() - begin) / max(engine.activity.steps - before, 1))
-    return prefill, min(taken)
+    return watch.mean(prefill), watch.mean(min(taken))
 
 
 def _wave_seconds(costs: Costs, tokens: int, length: float, rows: int) -> float:
@@ -190,20 +239,25 @@ def _pages_bytes(layout: KVLayout, longest: int) -> int:
     return int(layout.page_bytes * (most * (longest // 64 + 2)) / 0.8)
 
 
-def _machine(device: torch.device) -> dict[str, object]:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+def machine_of(world: World, device: torch.device) -> dict[str, Any]:
+    """What costs depend on besides the model. Collective."""
+    cores = [len(os.sched_getaffinity(0))] if world.node is None else world.node.allgather(os.sched_getaffinity(0))
     return {
-        "device": name,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
+        "ranks": world.size,
+        "nodes": world.nodes,
         "threads": torch.get_num_threads(),
-        "cores": psutil.cpu_count(logical=False),
+        "cores": cores[0] if world.node is None else len(set().union(*cores)),
         "memory": psutil.virtual_memory().total,
+        "hpcgen": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="minutes"),
     }
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The name of the CPU."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

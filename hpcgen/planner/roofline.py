@@ -35,6 +35,9 @@ class Roofline:
     flops_per_second: float
     bytes_per_second: float
 
+    def slower(self, times: float) -> Roofline:
+        return Roofline(self.fixed * times, self.flops_per_second / times, self.bytes_per_second / times)
+
     def seconds(self, work: Work) -> float:
         return self.fixed + max(work.flops / self.flops_per_second, work.bytes / self.bytes_per_second)
 

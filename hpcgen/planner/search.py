@@ -25,6 +25,8 @@ from hpcgen.sequence import PAGE_TOKENS, pages_for
 DEVICE_SHARE = 0.92
 """Of a device's memory, what a plan may use; the rest is for the driver, the kernels and the network library."""
 HOST_SHARE = 0.9
+IN_PLACE_SHARE = 0.1
+"""Of a node's memory, what one rank may compute in where it is all one memory."""
 FINALISTS = 8
 """Decode candidates of the highest rate whose completion time is estimated."""
 
@@ -42,6 +44,20 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
+class Given:
+    """What the user decided, and the planner takes as it is."""
+
+    attention_batch: int | None = None
+    expert_batch: int | None = None
+    partition_below: int | None = None
+    longest: int | None = None
+    """Tokens of the longest sequence that may come, where that is more than the workload says."""
+
+
+FREE = Given()
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """The best configuration found, what it will do, and how many were looked at."""
 
@@ -50,20 +66,22 @@ class Choice:
     candidates: int
 
 
-def choose(costs: Costs, ranks: int, ranks_per_node: int, memory: Memory, workload: Workload) -> Choice:
+def choose(
+    costs: Costs, ranks: int, ranks_per_node: int, memory: Memory, workload: Workload, given: Given = FREE
+) -> Choice:
     """The configuration with the least batch completion time. Raises PlanError where none fits the memory."""
     shape = costs.shape
     host_pages = _host_pages(costs, memory)
-    longest = int((workload.prompts + workload.most).max()) - 1
+    longest = max(int((workload.prompts + workload.most).max()) - 1, given.longest or 0)
     needed = pages_for(longest)
     if needed > host_pages:
         raise PlanError(
             f"{shape.name} with sequences of {longest:,} tokens needs {needed:,} KV pages in a host store, and "
             f"{memory.host / 1e9:,.1f} GB a node leave {host_pages:,}: give more host memory, or shorter sequences"
         )
-    prefill, waves = _best_prefill(costs, ranks, memory, workload, needed)
+    prefill, waves = _best_prefill(costs, ranks, memory, workload, needed, given)
     context = workload.mean_context
-    decoders = list(_decode_candidates(costs, memory, ranks, len(workload) / ranks, context, needed))
+    decoders = list(_decode_candidates(costs, memory, ranks, len(workload) / ranks, context, needed, given))
     if not decoders:
         raise PlanError(_too_small(costs, memory, "decode", ranks))
     held = host_pages * 0.9 * -(-ranks // ranks_per_node) / ranks / (context / PAGE_TOKENS + 0.5)
@@ -81,7 +99,9 @@ def choose(costs: Costs, ranks: int, ranks_per_node: int, memory: Memory, worklo
             decode=decode,
             host_pages=host_pages,
             watermark=_watermark(workload, decode),
-            partition_below=ranks if ranks > 1 else 0,
+            partition_below=_partition_below(costs, decode, ranks, context)
+            if given.partition_below is None
+            else given.partition_below,
             in_place=memory.device is None,
         )
         found = estimate(costs, configuration, workload)
@@ -137,11 +157,11 @@ def _rings(costs: Costs, left: float, ranks: int) -> Iterator[tuple[int, int]]:
 
 
 def _best_prefill(
-    costs: Costs, ranks: int, memory: Memory, workload: Workload, longest_pages: int
+    costs: Costs, ranks: int, memory: Memory, workload: Workload, longest_pages: int, given: Given
 ) -> tuple[PhaseConfiguration, int]:
     """The smallest wave that comes within 2% of the best rate, and the number of candidates."""
     length = seen_length(workload)
-    candidates = list(_prefill_candidates(costs, memory, workload.prompt_tokens / ranks, longest_pages))
+    candidates = list(_prefill_candidates(costs, memory, workload.prompt_tokens / ranks, longest_pages, given))
     if not candidates:
         raise PlanError(_too_small(costs, memory, "prefill", 1))
     rates = [_prefill_rate(costs, phase, length) for phase in candidates]
@@ -150,13 +170,16 @@ def _best_prefill(
 
 
 def _prefill_candidates(
-    costs: Costs, memory: Memory, tokens_per_rank: float, longest_pages: int
+    costs: Costs, memory: Memory, tokens_per_rank: float, longest_pages: int, given: Given
 ) -> Iterator[PhaseConfiguration]:
     shape = costs.shape
     most = max(min(tokens_per_rank * 2, 2**19), 2048)
-    for wave in _powers(1024, most):
-        for microbatch in _powers(max(512, wave // 16), min(wave, 16384)) if wave <= 2**18 else (16384,):
+    for wave in [given.expert_batch] if given.expert_batch else _powers(1024, most):
+        sizes = _powers(max(512, wave // 16), min(wave, 16384)) if wave <= 2**18 else [16384]
+        for microbatch in [min(given.attention_batch, wave)] if given.attention_batch else sizes:
             if memory.device is None:
+                if activation_bytes(shape, microbatch, wave) > IN_PLACE_SHARE * memory.host and microbatch > 512:
+                    continue
                 yield PhaseConfiguration(microbatch, wave, shape.layers, 0)
                 continue
             pages = max(longest_pages, 2 * pages_for(microbatch))
@@ -167,16 +190,26 @@ def _prefill_candidates(
 
 
 def _decode_candidates(
-    costs: Costs, memory: Memory, ranks: int, sequences_per_rank: float, context: float, longest_pages: int
+    costs: Costs,
+    memory: Memory,
+    ranks: int,
+    sequences_per_rank: float,
+    context: float,
+    longest_pages: int,
+    given: Given,
 ) -> Iterator[PhaseConfiguration]:
     """Batches; for each, KV as the batch wants it beside what parameters that leaves, the reverse, and KV streamed."""
     shape = costs.shape
     page = shape.kv_token_bytes * PAGE_TOKENS
     pages_each = context / PAGE_TOKENS + 1.5
     one = layer_bytes(shape, ranks)
-    for batch in _powers(8, max(min(sequences_per_rank * 2, 16384), 8)):
-        for microbatch in sorted({max(batch // parts, 1) for parts in (1, 2, 4)}):
+    batches = _powers(8, max(min(sequences_per_rank * 2, 16384), 8))
+    for batch in [given.expert_batch] if given.expert_batch else batches:
+        sizes = sorted({max(batch // parts, 1) for parts in (1, 2, 4)})
+        for microbatch in [min(given.attention_batch, batch)] if given.attention_batch else sizes:
             if memory.device is None:
+                if activation_bytes(shape, microbatch, batch) > IN_PLACE_SHARE * memory.host and microbatch > 8:
+                    continue
                 yield PhaseConfiguration(microbatch, batch, shape.layers, 0)
                 continue
             free = memory.device - activation_bytes(shape, microbatch, batch) - embedding_bytes(shape)
@@ -210,6 +243,14 @@ def _watermark(workload: Workload, decode: PhaseConfiguration) -> float:
     """Room that the active sequences still grow into is kept free: half of the mean output, within bounds."""
     share = float(workload.outputs.mean()) / 2 / max(workload.mean_context + float(workload.outputs.mean()) / 2, 1.0)
     return round(min(max(1 - share, 0.6), 0.95), 3)
+
+
+def _partition_below(costs: Costs, decode: PhaseConfiguration, ranks: int, context: float) -> int:
+    """As many stragglers as ranks, where the very last one is done sooner by all ranks than by one."""
+    if ranks < 2:
+        return 0
+    alone = decode_sweep(costs, decode, ranks, 1.0, context, 1.0).seconds
+    return ranks if costs.split_step_seconds(context, ranks) < alone else 0
 
 
 def _too_small(costs: Costs, memory: Memory, phase: str, ranks: int) -> str:

@@ -37,7 +37,10 @@ class StepTime:
         slowest = max(range(len(loads)), key=attention.__getitem__)
         sequences, context = loads[slowest]
         total = sum(load[0] for load in loads)
-        seconds = self.step(sequences, context / living if split else context, total, living)
+        if split:
+            seconds = costs.split_step_seconds(context, living)
+            return seconds, [seconds] * len(loads)
+        seconds = self.step(sequences, context, total, living)
         shape = costs.shape
         experts = shape.moe_layers * costs.experts_seconds(total / living, total, living)
         dense = shape.dense_layers * costs.dense_seconds(total / living)

@@ -59,7 +59,7 @@ def prefill_sweep(costs: Costs, phase: PhaseConfiguration, tokens: int, length: 
     attention = costs.attention_prefill_seconds(each, length) + costs.layer_fixed / 2
     experts = costs.experts_seconds(tokens, tokens, 1) + costs.layer_fixed / 2
     dense = costs.dense_seconds(tokens) + costs.layer_fixed / 2
-    write = costs.host.seconds(each * shape.attention.kv_elements * shape.kv_bytes) if costs.streamed else 0.0
+    write = costs.back.seconds(each * shape.attention.kv_elements * shape.kv_bytes) if costs.streamed else 0.0
     graph = Graph()
     write_by = COMPUTE if costs.copies_compute else WRITE
     fetched = _Ring(graph, costs, phase, 1)
@@ -85,17 +85,18 @@ def decode_sweep(
 ) -> Sweep:
     """One step of the slowest rank: `sequences` sequences with `context` tokens of KV in all, of `all_sequences`.
 
-    Attention is data-parallel and by microbatch; each microbatch's tokens are dispatched while the next is computed;
-    experts are spread over `ranks` and work on all tokens.
+    Attention is data-parallel and by microbatch; experts are spread over `ranks` and work on all tokens. Tokens are
+    dispatched when the last microbatch is done, or each microbatch's while the next is computed (`overlaps_exchange`).
     """
     shape = costs.shape
     sizes = _microbatches(sequences, phase.attention_batch)
-    attention = costs.attention_decode_seconds(sequences / sizes, context / sizes) + costs.layer_fixed / 2 / sizes
-    exchange = costs.exchange_seconds(sequences / sizes, ranks)
+    attention = costs.attention_decode_seconds(sequences / sizes, context / sizes) + costs.layer_fixed / 2
+    parts_sent = sizes if costs.overlaps_exchange else 1
+    exchange = costs.exchange_seconds(sequences / parts_sent, ranks)
     experts = costs.experts_seconds(sequences, all_sequences, ranks) + costs.layer_fixed / 2
     dense = costs.dense_seconds(sequences) + costs.layer_fixed / 2
     kv_layer = shape.attention.kv_elements * shape.kv_bytes
-    write = costs.host.seconds(sequences * kv_layer) if costs.streamed else 0.0
+    write = costs.back.seconds(sequences * kv_layer) if costs.streamed else 0.0
     restore = costs.host.seconds(context * kv_layer) if costs.streamed and phase.kv_streamed else 0.0
     graph = Graph()
     fetch_by, write_by = (COMPUTE, COMPUTE) if costs.copies_compute else (FETCH, WRITE)
@@ -111,16 +112,18 @@ def decode_sweep(
         parts = []
         for _ in range(sizes):
             part = graph.add(f"attention of layer {layer}", COMPUTE, attention, before)
-            if moe and exchange:
+            if moe and exchange and costs.overlaps_exchange:
                 part = graph.add(f"dispatch of layer {layer}", NETWORK, exchange, [part])
             parts.append(part)
         if write:
             graph.add(f"KV write of layer {layer}", write_by, write, parts)
+        if moe and exchange and not costs.overlaps_exchange:
+            parts = [graph.add(f"dispatch of layer {layer}", NETWORK, exchange, parts)]
         last = graph.add(
             f"{'experts' if moe else 'dense MLP'} of layer {layer}", COMPUTE, experts if moe else dense, parts
         )
         if moe and exchange:
-            last = graph.add(f"combine of layer {layer}", NETWORK, exchange * sizes, [last])
+            last = graph.add(f"combine of layer {layer}", NETWORK, exchange * parts_sent, [last])
         done.append(last)
     graph.add("head", COMPUTE, costs.head_seconds(sequences) + costs.step_fixed, done[-1:])
     return _finish(graph, fetched)

@@ -51,8 +51,8 @@ def test_more_resident_layers_never_slow_a_step():
     assert seconds == sorted(seconds, reverse=True)
 
 
-def test_microbatches_hide_the_dispatch():
-    costs, _ = machine(deepseek(), "h20x16")
+def test_microbatches_hide_the_dispatch_where_it_overlaps():
+    costs = dataclasses.replace(machine(deepseek(), "h20x16")[0], overlaps_exchange=True)
     whole = decode_sweep(costs, PhaseConfiguration(512, 512, 61, 0), 16, 512, 512 * 500, 8192)
     parts = decode_sweep(costs, PhaseConfiguration(128, 512, 61, 0), 16, 512, 512 * 500, 8192)
     assert parts.critical()["dispatch"] < whole.critical()["dispatch"]

@@ -58,6 +58,7 @@ class RunDirectory:
         self.manifest_path = self.path / "manifest.json"
         self.journal_path = self.path / "journal"
         self.events_path = self.path / "events.jsonl"
+        self.plan_path = self.path / "plan.json"
         self.checkpoints = self.path / "checkpoints"
         self.outputs = self.path / "outputs"
         self.sub_batches = self.outputs / "sub_batches"

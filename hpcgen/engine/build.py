@@ -154,9 +154,7 @@ def build_rank(
     layout = model.kv_layout
     if options.device.type == "cuda":
         store.pin()
-    limit = options.device_memory
-    if limit is None and options.device.type == "cuda":
-        limit = int(torch.cuda.mem_get_info(options.device)[0] * CUDA_SHARE)
+    limit = device_limit(options)
     budget = DeviceBudget(limit, options.device)
     units = list(model.units)
     phases = None
@@ -196,6 +194,13 @@ def build_rank(
     microbatches = {Phase.PREFILL: options.prefill_tokens, Phase.DECODE: options.decode_sequences}
     executor = Executor(device, forward, Stopping(stop_matcher), microbatches, lifecycle, on_progress)
     return RankAssembly(executor, limits, model, store, device, budget, phases, attention, structured)
+
+
+def device_limit(options: EngineOptions) -> int | None:
+    """Bytes that a rank may use of its device; None: the host store is used in place."""
+    if options.device_memory is None and options.device.type == "cuda":
+        return int(torch.cuda.mem_get_info(options.device)[0] * CUDA_SHARE)
+    return options.device_memory
 
 
 def host_pages(options: EngineOptions, page_bytes: int) -> int:

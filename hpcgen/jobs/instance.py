@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedConfig
@@ -24,6 +25,7 @@ from hpcgen.model.causal import CausalModel
 from hpcgen.model.conversion.definition import target_dtype
 from hpcgen.model.weight_cache import cached_weight_file, check_checkpoint
 from hpcgen.model.weight_file import WeightFile
+from hpcgen.planner.machine import machine_of
 from hpcgen.sequence import Sequence
 
 
@@ -58,6 +60,8 @@ class Prepared:
     options: EngineOptions
     ranks: ClusterOptions
     watchdog: Watchdog
+    machine: dict[str, Any]
+    """What the planner's costs depend on."""
 
     def stop_matcher(self, sequence: Sequence) -> StopMatcher:
         return self.detokenizer.stop_matcher(sequence.sampling.stop, sequence.sampling.min_tokens)
@@ -94,7 +98,7 @@ def prepare(world: World, options: InstanceOptions) -> Prepared:
     detokenizer = Detokenizer.load(options.model)
     watchdog = Watchdog(world, options.stall_timeout if world.size > 1 else None)
     ranks = ClusterOptions(options.migrate, options.partition_below)
-    return Prepared(model, detokenizer, engine_options, ranks, watchdog)
+    return Prepared(model, detokenizer, engine_options, ranks, watchdog, machine_of(world, device))
 
 
 def open_weights(world: World, model: Path, options: EngineOptions, say: Callable[[str], None]) -> WeightFile:

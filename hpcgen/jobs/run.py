@@ -26,8 +26,11 @@ from hpcgen.errors import HpcgenError
 from hpcgen.jobs import signals
 from hpcgen.jobs.checkpoint_nodes import RankTasks, nodes_of
 from hpcgen.jobs.instance import InstanceOptions, Prepared, open_weights, prepare
+from hpcgen.jobs.planning import follow_plan
+from hpcgen.jobs.planning import plan as make_plan
 from hpcgen.jobs.recovery import Recovery, prefill_rate
 from hpcgen.jobs.totals import JobTimes, token_totals
+from hpcgen.planner.defaults import RunPlan
 from hpcgen.report.events import EventLog
 from hpcgen.report.progress import Counts, Progress
 from hpcgen.report.summary import Summary
@@ -86,13 +89,17 @@ def _lead(world: World, options: RunOptions, say: Callable[[str], None]) -> Summ
         results = Results(run_directory, batch_input, prepared.detokenizer, options.sub_batch)
         if results.finished:
             say(f"continuing {run_directory.path}: {results.finished:,} of {len(batch_input):,} requests are finished")
-        batch = _Batch(world, options, engine_options, batch_input, run_directory, results, say)
         place = _place(world, engine_options)
         with EventLog(run_directory.events_path, requests=len(batch_input), **place) as events:
             world.wait_for_all()
-            world.broadcast(not results.complete)
+            plan = None
             if not results.complete:
-                batch.run(prepared, events)
+                plan = make_plan(world, options, prepared, batch_input, run_directory.plan_path, events, say)
+            world.broadcast((not results.complete, plan))
+            prepared = follow_plan(prepared, plan)
+            batch = _Batch(world, options, prepared.options, batch_input, run_directory, results, say)
+            if not results.complete:
+                batch.run(prepared, events, plan)
             counts = {name: getattr(batch.activity, name) for name in ("suspended", "discarded", "migrated")}
             events.write("finished", requests=results.finished, failed=results.failed, **counts)
         return _summarise(options, source, run_directory, results, batch.activity)
@@ -107,11 +114,12 @@ def _follow(world: World, options: RunOptions) -> None:
     except HpcgenError as error:
         problem = error  # rank 0 has the same one, and says it
     world.wait_for_all()
-    work_left = world.broadcast()
+    work_left, plan = world.broadcast()
     if problem is not None:
         raise problem
     if not work_left:
         return
+    prepared = follow_plan(prepared, plan)
     weights = open_weights(world, options.model, prepared.options, lambda line: None)
     assembly = prepared.build_rank(world, weights)
     run_directory = RunDirectory(options.run_directory or default_run_directory(options.output))
@@ -160,7 +168,7 @@ class _Batch:
         self._next_load = 0.0
         self.activity = Activity()
 
-    def run(self, prepared: Prepared, events: EventLog) -> None:
+    def run(self, prepared: Prepared, events: EventLog, plan: RunPlan | None) -> None:
         """Until every request has a result or an error; the journal is synced whatever happens."""
         self._events = events
         checkpoints = self._run_directory.checkpoints
@@ -192,6 +200,8 @@ class _Batch:
             try:
                 with self._watchdog.watch():
                     rate = prefill_rate(self._run_directory.events_path)
+                    if rate is None and plan is not None:
+                        rate = plan.prefill_rate / self._world.nodes
                     restored |= self._recovery.restore(engine, self._results, rate)
                     self._loop(intake, engine)
                 engine.stop()

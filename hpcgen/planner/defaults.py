@@ -1,92 +1,140 @@
-"""What `run` and `submit` use where the user names no batch sizes: the planner's choice for this model and machine."""
+"""What `run` and `submit` use where the user names no batch sizes: the planner's choice for this batch and machine."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
-
+from hpcgen.planner.completion import Estimate
 from hpcgen.planner.costs import Costs
-from hpcgen.planner.hardware import load_cluster
 from hpcgen.planner.model_shape import ModelShape
-from hpcgen.planner.profile_file import Profile
-from hpcgen.planner.search import Choice, Memory, choose
-from hpcgen.planner.workload import Workload, read_requests
-
-TYPICAL = Workload.of(np.full(10_000, 500), np.full(10_000, 500))
-"""Lengths that are planned for where no requests are given."""
+from hpcgen.planner.search import Choice, Given, Memory, choose
+from hpcgen.planner.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
-class MachineMemory:
-    """Bytes that a run may use. `device` None: the host store is used in place."""
+class Situation:
+    """What a run knows of itself before it is planned. A plan made in one holds in an equal one. Plain values."""
 
-    device: float | None
-    kv: float
-    """Host memory of a node for KV; the weights are a file and come on top."""
+    model: str
+    device: str
+    ranks: int
+    nodes: int
+    threads: int
+    longest: int
+    """Most tokens of a sequence."""
+    device_memory: int | None
+    """Bytes; None: the host store is used in place."""
+    attention_batch: int | None = None
+    """As the user wants it, as the two that follow."""
+    expert_batch: int | None = None
+    partition_below: int | None = None
+
+    @property
+    def ranks_per_node(self) -> int:
+        return -(-self.ranks // self.nodes)
 
 
-def plan_run(
-    model: Path,
-    machine: Path | str,
-    memory: MachineMemory,
-    ranks: int = 1,
-    ranks_per_node: int = 1,
-    requests: Path | None = None,
-    sample: int = 20_000,
-) -> Choice:
-    """The configuration for a run. `machine`: a profile (.json), or the name of a cluster kind ('cpu', 'h100', ...).
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """What the planner decided for a run, in the engine's terms, and what it foresees. Plain values."""
+
+    attention_microbatch: int
+    """Tokens of an attention call in prefill (`B_attn`)."""
+    expert_batch: int
+    """Tokens of a wave (`B_moe`)."""
+    decode_microbatch: int
+    """Sequences of an attention call in decode (`B_attn`)."""
+    decode_batch: int
+    """Most sequences that a rank decodes at once (`B_moe`)."""
+    prefill_slots: int
+    """Of the ring buffer; 0: all parameters are resident."""
+    decode_slots: int
+    decode_kv_bytes: int | None
+    """KV pages on the device; None: the host store is used in place, or KV is streamed."""
+    kv_streamed: bool
+    watermark: float
+    refill_below: float
+    partition_below: int
+    seconds: float
+    """Batch completion, loading excluded, where every output is as long as it may be."""
+    prefill_seconds: float
+    decode_seconds: float
+    prefill_rate: float
+    """Tokens/s of the instance."""
+    decode_rate: float
+
+    @classmethod
+    def of(cls, choice: Choice) -> RunPlan:
+        configuration, found = choice.configuration, choice.estimate
+        prefill, decode = configuration.prefill, configuration.decode
+        in_pages = not configuration.in_place and not decode.kv_streamed
+        return cls(
+            attention_microbatch=prefill.attention_batch,
+            expert_batch=prefill.expert_batch,
+            decode_microbatch=decode.attention_batch,
+            decode_batch=decode.expert_batch,
+            prefill_slots=prefill.ring_slots,
+            decode_slots=decode.ring_slots,
+            decode_kv_bytes=int(decode.kv_bytes) if in_pages else None,
+            kv_streamed=decode.kv_streamed,
+            watermark=configuration.watermark,
+            refill_below=configuration.refill_below,
+            partition_below=configuration.partition_below,
+            **_foreseen(found),
+        )
+
+    def described(self) -> str:
+        """The batch sizes of prefill and decode."""
+        attention = f"B_attn {self.attention_microbatch:,} tokens and {self.decode_microbatch:,} sequences"
+        return f"{attention}, B_moe {self.expert_batch:,} and {self.decode_batch:,}"
+
+
+def plan_run(costs: Costs, situation: Situation, kv_memory: float, workload: Workload) -> RunPlan:
+    """The configuration for a run. `kv_memory`: bytes of a node's host memory for KV; the weights come on top.
 
     Raises PlanError for a model that cannot be planned or does not fit.
     """
-    shape = ModelShape.read(model)
-    costs = machine_costs(shape, machine)
-    workload = TYPICAL if requests is None else read_requests(requests, sample=sample)
-    room = Memory(memory.device, memory.kv + shape.total_bytes)
-    return choose(replace(costs, streamed=memory.device is not None), ranks, ranks_per_node, room, workload)
+    device = situation.device_memory
+    given = Given(
+        situation.attention_batch, situation.expert_batch, situation.partition_below, longest=situation.longest
+    )
+    memory = Memory(device, kv_memory + costs.shape.total_bytes)
+    costs = replace(costs, streamed=device is not None)
+    choice = choose(costs, situation.ranks, situation.ranks_per_node, memory, workload, given)
+    return RunPlan.of(choice)
 
 
-def machine_costs(shape: ModelShape, machine: Path | str) -> Costs:
-    """From a profile, or from the data sheets of a cluster kind."""
-    if str(machine).endswith(".json"):
-        return Profile.read(Path(machine)).costs(shape)
-    return Costs.from_hardware(shape, load_cluster(str(machine)))
+def stored(situation: Situation, plan: RunPlan, source: str) -> dict[str, Any]:
+    """As the run directory keeps it."""
+    return {"situation": asdict(situation), "source": source, "plan": asdict(plan)}
 
 
-def device_kind(name: str) -> str:
-    """The cluster kind whose data sheet describes a device, by the name that its driver gives it; 'cpu' otherwise."""
-    for kind in ("h200", "h100", "h20", "a100", "mi300x"):
-        if kind in name.lower():
-            return kind
-    return "cpu"
+def restored(content: dict[str, Any], situation: Situation) -> RunPlan | None:
+    """The plan of an earlier job of the run, where it was made in the same situation."""
+    try:
+        return RunPlan(**content["plan"]) if content["situation"] == asdict(situation) else None
+    except (KeyError, TypeError):
+        return None  # of another version
 
 
-def stored(choice: Choice, machine: Path | str) -> dict[str, Any]:
-    """The choice as the run directory keeps it: plain values."""
-    configuration, found = choice.configuration, choice.estimate
+def shape_of_run(shape: ModelShape, dtype_bytes: float, dtype: str) -> ModelShape:
+    """The shape with parameters and KV in the precision of the run, where they are not quantised."""
+    quantised = shape.weight_bytes < 2
+    return replace(
+        shape,
+        weight_bytes=shape.weight_bytes if quantised else dtype_bytes,
+        expert_bytes=shape.expert_bytes if shape.expert_bytes < 2 else dtype_bytes,
+        kv_bytes=dtype_bytes,
+        compute_dtype=shape.compute_dtype if quantised else dtype,
+    )
+
+
+def _foreseen(found: Estimate) -> dict[str, float]:
     return {
-        "machine": str(machine),
-        "ranks": configuration.ranks,
-        "prefill": {
-            "attention_batch": configuration.prefill.attention_batch,
-            "expert_batch": configuration.prefill.expert_batch,
-            "resident_layers": configuration.prefill.resident_layers,
-            "ring_slots": configuration.prefill.ring_slots,
-        },
-        "decode": {
-            "attention_batch": configuration.decode.attention_batch,
-            "expert_batch": configuration.decode.expert_batch,
-            "resident_layers": configuration.decode.resident_layers,
-            "ring_slots": configuration.decode.ring_slots,
-            "kv_streamed": configuration.decode.kv_streamed,
-        },
-        "host_pages": configuration.host_pages,
-        "watermark": configuration.watermark,
-        "refill_below": configuration.refill_below,
-        "partition_below": configuration.partition_below,
-        "predicted_seconds": round(found.seconds, 3),
-        "predicted_prefill_rate": round(found.prefill_rate, 1),
-        "predicted_decode_rate": round(found.decode_rate, 1),
+        "seconds": round(found.seconds, 3),
+        "prefill_seconds": round(found.prefill_seconds, 3),
+        "decode_seconds": round(found.decode_seconds + found.tail_seconds, 3),
+        "prefill_rate": round(found.prefill_rate, 1),
+        "decode_rate": round(found.decode_rate, 1),
     }

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import datetime
 import itertools
-import os
-import platform
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import psutil
 import torch
 
-from hpcgen import __version__
 from hpcgen.cluster.world import World, device_of_rank, threads_per_rank
 from hpcgen.engine.build import Assembly, EngineOptions, build_engine
 from hpcgen.kernels.attention.kv_layout import KVLayout
@@ -28,7 +22,9 @@ from hpcgen.model.weight_cache import cached_weight_file
 from hpcgen.model.weight_file import WeightFile
 from hpcgen.planner.configuration import PhaseConfiguration
 from hpcgen.planner.costs import Costs
+from hpcgen.planner.defaults import shape_of_run
 from hpcgen.planner.kernel_timing import KernelTiming, Stopwatch, Timing, disk_reads
+from hpcgen.planner.machine import machine_of
 from hpcgen.planner.model_shape import ModelShape
 from hpcgen.planner.profile_file import KernelFit, LinkFit, Profile
 from hpcgen.planner.rank_timing import RankTiming
@@ -119,14 +115,7 @@ def _link_fits(links: dict[str, list[Timing]]) -> dict[str, LinkFit]:
 
 def sized_as(shape: ModelShape, dtype: torch.dtype) -> ModelShape:
     """The shape with parameters and KV in `dtype`, where they are not quantised."""
-    size = float(dtype.itemsize)
-    return replace(
-        shape,
-        weight_bytes=shape.weight_bytes if shape.weight_bytes < 2 else size,
-        expert_bytes=shape.expert_bytes if shape.expert_bytes < 2 else size,
-        kv_bytes=size,
-        compute_dtype=str(dtype).removeprefix("torch.") if shape.weight_bytes >= 2 else shape.compute_dtype,
-    )
+    return shape_of_run(shape, float(dtype.itemsize), str(dtype).removeprefix("torch."))
 
 
 def _fit(timings: list[Timing]) -> Fit:
@@ -237,31 +226,3 @@ def _non_negative(rows: np.ndarray, residuals: np.ndarray, measured: np.ndarray)
 def _pages_bytes(layout: KVLayout, longest: int) -> int:
     most = max(sequences for sequences, _ in LOADS)
     return int(layout.page_bytes * (most * (longest // 64 + 2)) / 0.8)
-
-
-def machine_of(world: World, device: torch.device) -> dict[str, Any]:
-    """What costs depend on besides the model. Collective."""
-    cores = [len(os.sched_getaffinity(0))] if world.node is None else world.node.allgather(os.sched_getaffinity(0))
-    return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
-        "ranks": world.size,
-        "nodes": world.nodes,
-        "threads": torch.get_num_threads(),
-        "cores": cores[0] if world.node is None else len(set().union(*cores)),
-        "memory": psutil.virtual_memory().total,
-        "hpcgen": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="minutes"),
-    }
-
-
-def processor() -> str:
-    """The name of the CPU."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

@@ -121,14 +121,15 @@ class Profile:
     def describe(self) -> str:
         """Everything `hpcgen profile` prints about it."""
         machine = self.machine
+        each = f"{self.token_fixed * 1e6:,.2f} a token and layer, {self.row_fixed * 1e6:,.1f} a sampled token"
+        each += f", {self.step_fixed * 1e6:,.0f} a step"
         lines = [
             f"{machine['device']}: {machine['ranks']} ranks on {machine['nodes']} nodes, {machine['threads']} threads "
             f"each, {machine['cores']} cores a node",
             *(f"{name:<18} {fit.describe()}" for name, fit in self.fits.items()),
             *(f"{_LINKS[name]:<18} {fit.describe()}" for name, fit in self.links.items()),
-            f"beside kernels     {self.layer_fixed * 1e6:,.1f} us a microbatch and layer, "
-            f"{self.token_fixed * 1e6:,.2f} a token and layer, {self.row_fixed * 1e6:,.1f} a sampled token, "
-            f"{self.step_fixed * 1e6:,.0f} a step   error: median {self.engine_median_error:.1%}, worst {self.engine_worst_error:.1%}",
+            f"beside kernels     {self.layer_fixed * 1e6:,.1f} us a microbatch and layer, {each}   "
+            f"error: median {self.engine_median_error:.1%}, worst {self.engine_worst_error:.1%}",
         ]
         return "\n".join(lines)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,23 +83,40 @@ def draw(specification: str, count: int, seed: int = 0) -> NDArray[np.int64]:
     return np.maximum(lengths.astype(np.int64), 1)
 
 
-def read_requests(file: Path, characters_per_token: float = CHARACTERS_PER_TOKEN, sample: int = 200_000) -> Workload:
-    """Lengths of the requests of an OpenAI Batch file: prompts by their characters, outputs by what they may have.
+def read_requests(file: Path, sample: int = 200_000) -> Workload:
+    """Lengths of the requests of an OpenAI Batch file. Lines that are none are left out: `run` reports them.
 
-    Lines that are not requests are left out: `run` reports them. Raises PlanError where none is left.
+    Raises PlanError where none is left.
     """
-    prompts, most = [], []
-    for body in _objects(file, sample, lambda line: line.get("body")):
-        characters = _characters(body)
-        if characters is None:
-            continue
-        limit = body.get("max_completion_tokens") or body.get("max_tokens") or DEFAULT_OUTPUT
-        for _ in range(body.get("n") or 1):
-            prompts.append(characters / characters_per_token if characters >= 0 else -characters)
-            most.append(limit)
-    if not prompts:
+    workload = of_bodies(_objects(file, sample, lambda line: line.get("body")))
+    if workload is None:
         raise PlanError(f"{file} has no request that could be planned for")
-    return Workload.of(np.array(prompts), np.array(most))
+    return workload
+
+
+def of_bodies(bodies: Iterable[dict[str, Any]], longest: int | None = None) -> Workload | None:
+    """Lengths of requests: prompts by their characters, outputs by what they may have. None without any.
+
+    With `longest`, the most tokens of a sequence, nothing is longer, and an output without a limit may go so far; it is
+    taken to have DEFAULT_OUTPUT tokens.
+    """
+    prompts, outputs, most = [], [], []
+    for body in bodies:
+        limit = body.get("max_completion_tokens") or body.get("max_tokens")
+        for tokens in _prompt_tokens(body):
+            samples = body.get("n") or 1
+            prompts += [tokens] * samples
+            outputs += [limit or DEFAULT_OUTPUT] * samples
+            most += [limit or longest or DEFAULT_OUTPUT] * samples
+    if not prompts:
+        return None
+    workload = Workload.of(np.array(prompts), np.array(outputs), np.array(most))
+    if longest is None:
+        return workload
+    lengths = np.minimum(workload.prompts, max(longest - 1, 1))
+    return Workload.of(
+        lengths, np.minimum(workload.outputs, longest - lengths), np.minimum(workload.most, longest - lengths)
+    )
 
 
 def read_output_lengths(file: Path, sample: int = 200_000) -> NDArray[np.int64]:
@@ -133,17 +150,19 @@ def _objects(file: Path, sample: int, pick: Callable[[dict[str, Any]], Any]) -> 
     return found
 
 
-def _characters(body: dict[str, Any]) -> float | None:
-    """Characters of a prompt; the negative number of its tokens where it is given in tokens; None without one."""
+def _prompt_tokens(body: dict[str, Any]) -> list[float]:
+    """Tokens of each prompt of a request; of a text, by its characters."""
     prompt = body.get("prompt")
     if isinstance(prompt, str):
-        return len(prompt)
-    if isinstance(prompt, list):
-        return -len(prompt)
+        return [len(prompt) / CHARACTERS_PER_TOKEN]
+    if isinstance(prompt, list) and prompt:
+        if isinstance(prompt[0], int):
+            return [len(prompt)]
+        return [len(part) / (CHARACTERS_PER_TOKEN if isinstance(part, str) else 1) for part in prompt]
     total = 0.0
     for message in body.get("messages") or []:
         content = message.get("content") if isinstance(message, dict) else None
         parts = content if isinstance(content, list) else [{"text": content}]
         total += sum(len(part.get("text") or "") for part in parts if isinstance(part, dict))
         total += 16  # what a chat template adds to a message
-    return total or None
+    return [total / CHARACTERS_PER_TOKEN] if total else []

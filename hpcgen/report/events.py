@@ -4,6 +4,7 @@ A JSON object a line. Each job of a run opens with an `opened` event that carrie
 
     {"event":"opened","time":1796079000.1,"version":1,...}
     {"event":"phase","time":...,"phase":"prefill"}
+    {"event":"plan","time":...,"source":"profile of 2026-12-01","seconds":81.4,"expert_batch":8192,...}
     {"event":"steps","time":...,"phase":"decode","steps":64,"tokens":32768,"seconds":9.8}
 
 `time` is in seconds since the epoch. Steps are summed up, so that a run of hours stays a small file.

@@ -1,50 +1,61 @@
+import dataclasses
 import json
 
-import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from hpcgen.planner.defaults import MachineMemory, device_kind, plan_run, stored
+from hpcgen.planner.defaults import RunPlan, Situation, plan_run, restored, stored
 from hpcgen.planner.errors import PlanError
-from tests.planner.shapes import LLAMA
+from tests.planner.shapes import llama, long_tailed, machine, qwen3_moe
+
+CPU = Situation("/model", "AMD EPYC", 1, 1, 1, 4096, None)
 
 
-@pytest.fixture
-def model(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    return tmp_path
+def plan(situation: Situation = CPU, cluster: str = "cpux1", count: int = 100, kv: float = 8e9) -> RunPlan:
+    costs, _ = machine(llama(), cluster)
+    return plan_run(costs, situation, kv, long_tailed(count))
 
 
-def test_a_run_on_a_cpu_is_planned_in_place(model):
-    choice = plan_run(model, "cpu", MachineMemory(None, 8e9))
-    assert choice.configuration.in_place
-    assert choice.configuration.host_pages == int(8e9 // (64 * 32768))
+def test_a_run_on_a_cpu_is_planned_in_place():
+    found = plan()
+    assert found.decode_kv_bytes is None and found.prefill_slots == 0 and not found.kv_streamed
+    assert found.seconds > 0 and found.decode_seconds > 0
 
 
-def test_a_run_with_a_budget_streams_what_does_not_fit(model):
-    choice = plan_run(model, "cpu", MachineMemory(1.7e9, 8e9))
-    assert choice.configuration.prefill.ring_slots >= 2
+def test_a_run_with_a_budget_streams_what_does_not_fit():
+    assert plan(dataclasses.replace(CPU, device_memory=1_700_000_000)).prefill_slots >= 2
 
 
-def test_the_requests_decide_the_batch(model, tmp_path):
-    requests = tmp_path / "requests.jsonl"
-    requests.write_text("\n".join(json.dumps({"body": {"prompt": "x" * 40, "max_tokens": 5}}) for _ in range(4)))
-    few = plan_run(model, "h100", MachineMemory(70e9, 1e12), requests=requests)
-    many = plan_run(model, "h100", MachineMemory(70e9, 1e12))
-    assert few.configuration.decode.expert_batch < many.configuration.decode.expert_batch
+def test_the_requests_decide_the_batch():
+    situation = dataclasses.replace(CPU, device="NVIDIA H100", device_memory=70_000_000_000)
+    few, many = (plan(situation, "h100x1", count, 1e12) for count in (4, 5000))
+    assert few.decode_batch < many.decode_batch
 
 
-def test_the_choice_is_stored_as_plain_values(model):
-    choice = plan_run(model, "h100", MachineMemory(70e9, 1e12), ranks=8, ranks_per_node=8)
-    assert json.loads(json.dumps(stored(choice, "h100")))["ranks"] == 8
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 5000), st.integers(1, 20_000), st.sampled_from([None, 12_000_000_000]))
+def test_what_the_user_decides_is_taken_as_it_is(attention: int, experts: int, device: int | None):
+    situation = dataclasses.replace(CPU, device_memory=device, attention_batch=attention, expert_batch=experts)
+    try:
+        found = plan(situation)
+    except PlanError:
+        return
+    assert found.expert_batch == found.decode_batch == experts
+    assert found.attention_microbatch == found.decode_microbatch == min(attention, experts)
 
 
-def test_a_device_is_known_by_its_name():
-    assert device_kind("NVIDIA H200") == "h200"
-    assert device_kind("NVIDIA H20") == "h20"
-    assert device_kind("NVIDIA A100-SXM4-80GB") == "a100"
-    assert device_kind("AMD EPYC") == "cpu"
+def test_a_plan_holds_again_only_in_an_equal_situation():
+    found = plan()
+    content = json.loads(json.dumps(stored(CPU, found, "profile")))
+    assert restored(content, CPU) == found
+    assert restored(content, dataclasses.replace(CPU, ranks=2)) is None
+    assert restored(content, dataclasses.replace(CPU, expert_batch=64)) is None
+    assert restored({"plan": {"of": "another version"}, "situation": dataclasses.asdict(CPU)}, CPU) is None
 
 
-def test_a_profile_that_is_none_is_refused(model, tmp_path):
-    (tmp_path / "profile.json").write_text("{}")
-    with pytest.raises(PlanError, match="make one with `hpcgen profile`"):
-        plan_run(model, tmp_path / "profile.json", MachineMemory(None, 8e9))
+def test_ranks_partition_only_where_the_last_sequence_gains_by_it():
+    costs, _ = machine(qwen3_moe(), "h100x8")
+    situation = dataclasses.replace(CPU, ranks=8, device_memory=70_000_000_000)
+    assert plan_run(costs, situation, 1e12, long_tailed(500)).partition_below == 8
+    slow = dataclasses.replace(costs, local=dataclasses.replace(costs.local, latency=0.1))
+    assert plan_run(slow, situation, 1e12, long_tailed(500)).partition_below == 0

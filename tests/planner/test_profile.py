@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hpcgen.kernels.attention.kv_layout import KVLayout
-from hpcgen.planner.kernel_timing import KernelTiming, Stopwatch, disk_link
+from hpcgen.planner.kernel_timing import KernelTiming, Stopwatch, disk_reads
 from hpcgen.planner.model_shape import ModelShape
 from hpcgen.planner.profile import _non_negative, measure, sized_as
 from hpcgen.planner.profile_file import Profile
@@ -28,7 +28,8 @@ def profile(tmp_path_factory):
 def test_every_kernel_is_fitted_and_every_link_measured(profile):
     _, measured = profile
     assert set(measured.fits) == {"linear", "decode_attention", "prefill_attention", "experts"}
-    assert set(measured.links) == {"host", "local", "remote", "disk"}
+    assert set(measured.links) == {"host", "back", "local", "remote", "window", "disk"}
+    assert all(measured.links[name].points >= 3 for name in ("host", "back", "disk"))
     assert all(fit.points >= 5 for fit in measured.fits.values())
     assert all(link.bandwidth > 1e6 for link in measured.links.values())
     assert measured.machine["torch"] == torch.__version__
@@ -59,7 +60,7 @@ def test_latent_attention_is_measured_too():
     layout = KVLayout(2, 1, 32, 1, 16, torch.float32)
     attention = dataclasses.replace(shape.attention, decode_flops=2 * 4 * (2 * 32 + 16), kv_elements=48)
     timings = KernelTiming(
-        dataclasses.replace(shape, attention=attention), layout, torch.float32, torch.device("cpu")
+        dataclasses.replace(shape, attention=attention), layout, torch.float32, Stopwatch(torch.device("cpu"))
     ).decode_attention()
     assert all(timing.seconds > 0 for timing in timings)
 
@@ -74,7 +75,9 @@ def test_a_stopwatch_takes_the_median():
 
 def test_a_disk_is_read(tmp_path):
     (tmp_path / "file").write_bytes(b"x" * 10_000_000)
-    assert disk_link(tmp_path / "file").bandwidth > 1e6
+    timings = disk_reads(tmp_path / "file")
+    assert [timing.work.bytes for timing in timings] == [1 << 14, 1 << 18, 1 << 21, 1 << 23]
+    assert all(timing.seconds > 0 for timing in timings)
 
 
 def _deepseek():

@@ -7,7 +7,6 @@ from hpcgen.kernels.dequantize import dequantize
 from hpcgen.kernels.experts.interface import ExpertWeights
 from hpcgen.kernels.experts.torch_reference import TorchExperts, activate
 
-
 TOKENS_AT_ONCE = 8192
 """A part of the tokens at a time: rows that are K times as many, and wider, exist only for it."""
 

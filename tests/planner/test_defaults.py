@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from hpcgen.planner.defaults import RunPlan, Situation, plan_run, restored, stored
 from hpcgen.planner.errors import PlanError
-from tests.planner.shapes import llama, long_tailed, machine, qwen3_moe
+from tests.planner.shapes import llama, long_tailed, machine
 
 CPU = Situation("/model", "AMD EPYC", 1, 1, 1, 4096, None)
 
@@ -54,7 +54,7 @@ def test_a_plan_holds_again_only_in_an_equal_situation():
 
 
 def test_ranks_partition_only_where_the_last_sequence_gains_by_it():
-    costs, _ = machine(qwen3_moe(), "h100x8")
+    costs, _ = machine(llama(), "h100x8")
     situation = dataclasses.replace(CPU, ranks=8, device_memory=70_000_000_000)
     assert plan_run(costs, situation, 1e12, long_tailed(500)).partition_below == 8
     slow = dataclasses.replace(costs, local=dataclasses.replace(costs.local, latency=0.1))

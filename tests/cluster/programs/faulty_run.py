@@ -30,6 +30,8 @@ def fail(what: str) -> None:
         raise ValueError("a fault of the test")
     if what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if what == "term":
+        os.kill(os.getpid(), signal.SIGTERM)
     if what == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     if what == "hang":

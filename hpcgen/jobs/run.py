@@ -29,7 +29,7 @@ from hpcgen.jobs.instance import InstanceOptions, Prepared, open_weights, prepar
 from hpcgen.jobs.planning import follow_plan
 from hpcgen.jobs.planning import plan as make_plan
 from hpcgen.jobs.recovery import Recovery, prefill_rate
-from hpcgen.jobs.totals import JobTimes, token_totals
+from hpcgen.jobs.totals import CheckpointCost, JobTimes, token_totals
 from hpcgen.planner.defaults import RunPlan
 from hpcgen.report.events import EventLog
 from hpcgen.report.progress import Counts, Progress
@@ -319,6 +319,7 @@ def _summarise(
     completed, failed = results.finished - results.failed, results.failed
     tokens = token_totals(results.journal)
     jobs = JobTimes.read(run_directory.events_path)
+    checkpoints = CheckpointCost.read(run_directory.events_path)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss + resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     summary = Summary(
         requests_ok=completed,
@@ -334,6 +335,8 @@ def _summarise(
         run_directory=run_directory.path,
         scts=jobs.since_start(results.sub_batches.completion_times()) if results.sub_batches else (),
         resumed=jobs.count - 1,
+        checkpoints=checkpoints.count,
+        checkpoint_stall=checkpoints.stall,
     )
     for file in run_directory.checkpoints.iterdir():  # what they held is in the results
         file.unlink(missing_ok=True)

@@ -79,3 +79,18 @@ class JobTimes:
             for moment in times
             if moment is not None
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointCost:
+    """What periodic checkpoints took from the computation."""
+
+    count: int
+    stall: float
+    """Seconds that the computation waited for them; they are written beside it."""
+
+    @classmethod
+    def read(cls, events: Path) -> "CheckpointCost":
+        stalls = [event.get("stall") for event in read_events(events) if event["event"] == "checkpoint"]
+        periodic = [stall for stall in stalls if stall is not None]
+        return cls(len(periodic), sum(periodic))

@@ -31,6 +31,10 @@ class Summary:
     """Completion times of the sub-batches, from the start of the run; none where the batch was not divided."""
     resumed: int = 0
     """Jobs that were interrupted before this one."""
+    checkpoints: int = 0
+    """Periodic ones."""
+    checkpoint_stall: float = 0.0
+    """Seconds that the computation waited for them."""
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -56,6 +60,11 @@ def render(summary: Summary) -> str:
         ("prefill, decode", f"{summary.prefill_seconds:,.1f} s, {summary.decode_seconds:,.1f} s"),
         ("peak memory", f"{summary.peak_memory / 2**30:,.2f} GiB"),
     ]
+    if summary.checkpoints:
+        share = f" ({summary.checkpoint_stall / summary.bct:.2%})" if summary.bct > 0 else ""
+        rows.append(
+            ("periodic checkpoints", f"{summary.checkpoints}, waited for {summary.checkpoint_stall:,.2f} s{share}")
+        )
     if summary.resumed:
         rows.append(("resumed", f"{summary.resumed} times"))
     rows.append(("results", str(summary.output)))

@@ -62,3 +62,9 @@ def test_percentiles_are_of_the_nearest_rank(percent, value):
 def test_there_is_no_percentile_of_nothing():
     with pytest.raises(ValueError):
         percentile([], 50)
+
+
+def test_what_periodic_checkpoints_cost_is_said_where_there_were_any():
+    assert "periodic checkpoints" not in table(SUMMARY)
+    values = table(replace(SUMMARY, checkpoints=3, checkpoint_stall=0.2))
+    assert values["periodic checkpoints"] == "3, waited for 0.20 s (0.25%)"

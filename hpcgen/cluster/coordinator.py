@@ -147,7 +147,7 @@ class Coordinator:
         start = time.perf_counter()
         for part in plan.ranks:
             self.backlog += sum(self._sequences[key].kv_length for key in part.discard)
-            self.backlog -= sum(chunk.tokens for chunk in part.chunks)
+            self.backlog -= part.chunks.tokens
         orders = self._orders(plan)
         if plan.phase is Phase.DECODE and not plan.steps:
             time.sleep(_PAUSE_SECONDS)
@@ -269,7 +269,7 @@ class Coordinator:
 
 def _needed(part: RankPlan) -> list[int]:
     """Sequences whose state a rank needs for its part of a plan."""
-    return [*part.discard, *part.suspend, *part.resume, *(chunk.sequence for chunk in part.chunks)]
+    return [*part.discard, *part.suspend, *part.resume, *part.chunks.sequences]
 
 
 def follow(world: World, worker: Worker) -> None:

@@ -92,7 +92,7 @@ class Worker:
         part = order.part
         keys = [*part.discard, *part.suspend]
         if order.phase is Phase.PREFILL:
-            keys += [chunk.sequence for chunk in part.chunks]
+            keys += part.chunks.sequences
         return keys
 
     def _change(self, sequence: Sequence) -> Change:

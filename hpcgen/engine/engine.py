@@ -88,7 +88,7 @@ class Engine:
         start = time.perf_counter()
         part, report = plan.ranks[0], Report(rank=0)
         self.backlog += sum(self._executor.sequences[key].kv_length for key in part.discard)
-        self.backlog -= sum(chunk.tokens for chunk in part.chunks)
+        self.backlog -= part.chunks.tokens
         ended = self._executor.execute(plan, part, report)
         self._scheduler.report(report)
         self.activity.seconds[plan.phase] += time.perf_counter() - start

@@ -172,7 +172,7 @@ class Executor:
         sampled = run_wave(self._forward, spans, self._microbatch[Phase.PREFILL], kv.microbatch_pages)
         for span in spans:
             span.sequence.kv_length = span.stop
-        report.prefilled = list(part.chunks)
+        report.prefilled = part.chunks
         ended = [span.sequence for span, token in sampled if self._stopping.append(span.sequence, token)]
         self._end(ended, report)
         for span in spans:
@@ -182,7 +182,7 @@ class Executor:
                 if span.stop == span.sequence.prefill_target:
                     self.lifecycle.move(span.sequence, Status.SUSPENDED)
         self.activity.waves += 1
-        self.activity.prefill_tokens += sum(chunk.tokens for chunk in part.chunks)
+        self.activity.prefill_tokens += part.chunks.tokens
         self.activity.decode_tokens += len(sampled)
         self.on_progress(self.activity)
         return ended

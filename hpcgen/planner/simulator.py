@@ -161,14 +161,14 @@ class Simulation:
     def _prefill(self, plan: Plan, reports: list[Report]) -> None:
         slowest, length, rows = 0, 0.0, 0
         for part, report in zip(plan.ranks, reports, strict=True):
-            tokens = sum(chunk.tokens for chunk in part.chunks)
+            tokens = part.chunks.tokens
             report.prefilled = part.chunks
             if tokens > slowest:
                 slowest, rows = tokens, len(part.chunks)
                 length = sum(chunk.tokens * (2 * chunk.start + chunk.tokens) for chunk in part.chunks) / tokens
         seconds = self._time.prefill(slowest, length, rows)
         for report in reports:
-            tokens = sum(chunk.tokens for chunk in report.prefilled)
+            tokens = report.prefilled.tokens
             self._record(report.rank, "prefill", self.clock, seconds, seconds * tokens / slowest, 0, tokens)
             for chunk in report.prefilled:
                 end = chunk.start + chunk.tokens

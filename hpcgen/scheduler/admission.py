@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 
 from hpcgen.errors import HpcgenError
-from hpcgen.scheduler.plan import Chunk, Limits, RankPlan
-from hpcgen.scheduler.state import Cluster, Node, Tracked
+from hpcgen.scheduler.plan import Limits, RankPlan
+from hpcgen.scheduler.rank import Tracked
+from hpcgen.scheduler.state import Cluster, Node
 from hpcgen.sequence import PAGE_TOKENS, pages_for
 
 
@@ -51,9 +53,10 @@ def can_prefill(cluster: Cluster) -> bool:
 def fill_wave(cluster: Cluster, plans: list[RankPlan]) -> bool:
     """Give each rank up to `wave_tokens` prompt tokens, oldest sequences first. False when there was none to give.
 
-    Sequences that are partly prefilled go first, on a rank of their node; then waiting ones are admitted in order,
-    each on the rank with the fewest tokens whose node has room. A node that has none for one takes no other, and the
-    first that fits nowhere ends the wave, so that a long sequence is not overtaken for ever.
+    Sequences that are partly prefilled go first, on a rank of their node; then waiting ones are admitted in order: a
+    run of them to each rank up to its fair part, and what that leaves one by one on the rank with the fewest tokens
+    whose node has room. A node that has none for one takes no other, and the first that fits nowhere ends the
+    wave, so that a long sequence is not overtaken for ever.
     """
     room = {rank.index: cluster.limits.wave_tokens for rank in cluster.ranks if rank.alive}
     for node in cluster.nodes:
@@ -61,18 +64,53 @@ def fill_wave(cluster: Cluster, plans: list[RankPlan]) -> bool:
         for index in sorted(node.prefilling):
             if not least or not _give(cluster.sequences[index], least, room, plans):
                 break
+    order = cluster.waiting.oldest_first()
+    oldest = _give_runs(cluster, order, room, plans)
     least = [(-tokens, rank) for rank, tokens in room.items()]
     heapq.heapify(least)
     node_of_rank = cluster.topology.node_of_rank
-    while (oldest := cluster.waiting.first()) is not None:
+    taken = []
+    while oldest is not None:
         sequence = cluster.sequences[oldest]
         while least and not has_room(cluster, cluster.nodes[node_of_rank[least[0][1]]], sequence):
             heapq.heappop(least)
         if not least or not least[0][0]:
             break
-        cluster.admit(sequence, node_of_rank[least[0][1]])
+        cluster.admit_all([sequence], node_of_rank[least[0][1]])
+        taken.append(oldest)
         _give(sequence, least, room, plans)
+        oldest = next(order, None)
+    cluster.waiting.remove_all(taken)
     return any(plan.chunks for plan in plans)
+
+
+def _give_runs(cluster: Cluster, order: Iterator[int], room: dict[int, int], plans: list[RankPlan]) -> int | None:
+    """Whole sequences to each rank in turn; gives the next one of `order`."""
+    limits, sequences = cluster.limits, cluster.sequences
+    below = int(limits.watermark * limits.host_pages)
+    fair = min(cluster.waiting_tokens // max(len(room), 1), limits.wave_tokens)
+    taken = []
+    oldest = next(order, None)
+    for rank in room:
+        place = cluster.topology.node_of_rank[rank]
+        tokens, free = fair - (limits.wave_tokens - room[rank]), below - cluster.nodes[place].used
+        run = []
+        while oldest is not None:
+            sequence = sequences[oldest]
+            target = sequence.target
+            tokens -= target
+            free -= -(-target // PAGE_TOKENS)
+            if tokens < 0 or free < 0:
+                break
+            run.append(sequence)
+            oldest = next(order, None)
+        ids, targets = [sequence.id for sequence in run], [sequence.target for sequence in run]
+        cluster.admit_all(run, place)
+        plans[rank].chunks.add_whole(ids, targets)
+        room[rank] -= sum(targets)
+        taken += ids
+    cluster.waiting.remove_all(taken)
+    return oldest
 
 
 def _give(sequence: Tracked, least: list[tuple[int, int]], room: dict[int, int], plans: list[RankPlan]) -> bool:
@@ -84,7 +122,7 @@ def _give(sequence: Tracked, least: list[tuple[int, int]], room: dict[int, int],
         tokens = max(end - end % PAGE_TOKENS - sequence.kv_length, 0) or room[rank]
     if not tokens:
         return False
-    plans[rank].chunks.append(Chunk(sequence.id, sequence.kv_length, tokens))
+    plans[rank].chunks.add(sequence.id, sequence.kv_length, tokens)
     room[rank] -= tokens
     heapq.heapreplace(least, (-room[rank], rank))
     return True

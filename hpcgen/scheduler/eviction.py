@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 from hpcgen.scheduler.plan import RankPlan
-from hpcgen.scheduler.state import Cluster, Node, Rank
-from hpcgen.sequence import PAGE_TOKENS, Status
+from hpcgen.scheduler.rank import Rank
+from hpcgen.scheduler.state import Cluster, Node
+from hpcgen.sequence import Status
 
 
 def grow(cluster: Cluster, steps: int) -> None:
     """Grant every active sequence the pages of its next `steps` tokens. May grant more than there are: then evict."""
     for node in cluster.nodes:
-        granted_to_node = 0
         for rank in node.ranks:
-            granted = 0
-            for sequence in rank.active.values():
-                end = sequence.kv_length + steps
-                if end > sequence.max_length:
-                    end = sequence.max_length
-                pages = -(-end // PAGE_TOKENS)
-                granted += pages - sequence.pages
-                sequence.pages = pages
-            rank.pages += granted
-            granted_to_node += granted
-        node.used += granted_to_node
+            node.used += rank.grant_until(rank.clock + steps)
 
 
 def relieve_device(cluster: Cluster, rank: Rank, plan: RankPlan) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from hpcgen.scheduler.plan import Migration, RankPlan
+from hpcgen.scheduler.rank import NOWHERE, Rank
 from hpcgen.scheduler.refill import move
-from hpcgen.scheduler.state import NOWHERE, Cluster, Rank
+from hpcgen.scheduler.state import Cluster
 
 
 def stragglers_only(cluster: Cluster) -> bool:

@@ -3,8 +3,11 @@
 The scheduler counts pages and tokens; which page or which byte is the business of `memory`.
 """
 
+from array import array
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import chain, repeat
 from typing import NamedTuple
 
 from hpcgen.sequence import PAGE_TOKENS
@@ -66,6 +69,53 @@ class Chunk(NamedTuple):
     tokens: int
 
 
+class Chunks:
+    """Chunks in order. Their numbers are in one array: that is small on the wire, and in a wave of a hundred thousand
+    the garbage collector has one object to look at."""
+
+    __slots__ = ("_numbers",)
+
+    def __init__(self, chunks: Iterable[Chunk] = ()) -> None:
+        self._numbers = array("q")
+        for chunk in chunks:
+            self.add(*chunk)
+
+    def add(self, sequence: int, start: int, tokens: int) -> None:
+        self._numbers.extend((sequence, start, tokens))
+
+    def add_whole(self, sequences: Iterable[int], tokens: Iterable[int]) -> None:
+        """All tokens of each sequence."""
+        self._numbers.extend(chain.from_iterable(zip(sequences, repeat(0), tokens)))
+
+    def rows(self) -> Iterator[tuple[int, int, int]]:
+        """(sequence, start, tokens) of each."""
+        numbers = iter(self._numbers)
+        return zip(numbers, numbers, numbers, strict=True)
+
+    @property
+    def sequences(self) -> list[int]:
+        return self._numbers[0::3].tolist()
+
+    @property
+    def tokens(self) -> int:
+        """Of all together."""
+        return sum(self._numbers[2::3])
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return map(Chunk._make, self.rows())
+
+    def __len__(self) -> int:
+        return len(self._numbers) // 3
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Chunks) and self._numbers == other._numbers
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Chunks({list(self)})"
+
+
 @dataclass(frozen=True, slots=True)
 class Migration:
     """MIGRATE: the destination node pulls the sequence's pages from the source node's host store."""
@@ -86,7 +136,7 @@ class RankPlan:
     """YIELD: write back to the host store and release the device."""
     resume: list[int] = field(default_factory=list)
     """COMBINE: load onto the device and decode with the rest."""
-    chunks: list[Chunk] = field(default_factory=list)
+    chunks: Chunks = field(default_factory=Chunks)
     """The wave, in a prefill phase; oldest sequence first, a sequence's chunks in order."""
 
 
@@ -126,7 +176,7 @@ class Report:
     """Decode steps done; every active sequence that is not in `finished` grew by as many tokens."""
     finished: list[int] = field(default_factory=list)
     """Sequences that ended, by a stop, by their length or by an error of their own: their pages are free."""
-    prefilled: list[Chunk] = field(default_factory=list)
+    prefilled: Chunks = field(default_factory=Chunks)
     migrated: list[int] = field(default_factory=list)
     """Sequences whose MIGRATE to this rank's node is complete and verified."""
     lost: list[int] = field(default_factory=list)

@@ -6,7 +6,8 @@ import heapq
 
 from hpcgen.scheduler.eviction import relieve_host
 from hpcgen.scheduler.plan import Migration, RankPlan
-from hpcgen.scheduler.state import Cluster, Node, Rank, Tracked
+from hpcgen.scheduler.rank import Rank, Tracked
+from hpcgen.scheduler.state import Cluster, Node
 
 
 def refill(cluster: Cluster, node: Node, closed: set[int], steps: int, plans: list[RankPlan]) -> None:
@@ -31,7 +32,7 @@ def refill(cluster: Cluster, node: Node, closed: set[int], steps: int, plans: li
         if not ranks:
             break
         count, index = ranks[0]
-        cluster.activate(sequence, cluster.ranks[index], pages)
+        cluster.activate(sequence, cluster.ranks[index])
         plans[index].resume.append(sequence.id)
         active += 1
         heapq.heapreplace(ranks, (count + 1, index))

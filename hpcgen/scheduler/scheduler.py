@@ -7,8 +7,9 @@ from hpcgen.scheduler.eviction import grow, relieve_device, relieve_host
 from hpcgen.scheduler.partition import depart, split_last, spread, stragglers_only
 from hpcgen.scheduler.phase import PhaseChoice
 from hpcgen.scheduler.plan import Limits, Load, Phase, Plan, RankPlan, Report, Topology
+from hpcgen.scheduler.rank import Tracked
 from hpcgen.scheduler.refill import migrate, refill
-from hpcgen.scheduler.state import Cluster, Node, Tracked
+from hpcgen.scheduler.state import Cluster, Node
 from hpcgen.sequence import PAGE_TOKENS, Status
 
 
@@ -44,18 +45,16 @@ class Scheduler:
         require_fit(sequence, max_length, limits)
         tracked = Tracked(sequence, prompt_tokens, max_length, prompt_tokens + max(generated - 1, 0))
         self._cluster.sequences[sequence] = tracked
-        self._cluster.waiting.push(sequence)
         if kv_length and node is not None:
             self._cluster.restore(tracked, node, kv_length)
+        else:
+            self._cluster.wait(tracked)
 
     def report(self, report: Report) -> None:
         """What one rank did since the last decision."""
         cluster = self._cluster
         sequences = cluster.sequences
-        for chunk in report.prefilled:
-            tracked = sequences.get(chunk.sequence)
-            if tracked is not None and tracked.status is Status.PREFILLING and chunk.start == tracked.kv_length:
-                cluster.prefilled(tracked, chunk.start + chunk.tokens)
+        cluster.prefilled(report.prefilled)
         for sequence in report.migrated:
             if sequence in cluster.migrating:
                 cluster.end_migration(sequences[sequence], arrived=True)
@@ -66,9 +65,7 @@ class Scheduler:
         for sequence in report.lost:
             if sequence in sequences and sequences[sequence].status is not Status.WAITING:
                 cluster.discard(sequences[sequence])
-        if report.steps:
-            for tracked in cluster.ranks[report.rank].active.values():
-                tracked.kv_length += report.steps
+        cluster.ranks[report.rank].clock += report.steps
 
     def lose_rank(self, rank: int, node_lost: bool = False) -> None:
         """A rank died, and with `node_lost`, or as the last of its node, the host store of its node too.

@@ -73,7 +73,8 @@ def test_a_preempted_instance_comes_back_with_its_tokens_and_its_checkpointed_kv
     whole = simulate("h20x16", workload)
     stop = Preemption(whole.seconds / 2, 100.0)
     back = simulate("h20x16", workload, preemptions=[stop])
-    assert whole.seconds + 100 <= back.seconds < whole.seconds + 200
+    # The pause, and little else: what comes back is spread over the ranks anew, for better or worse.
+    assert 0.9 * whole.seconds + 100 <= back.seconds < whole.seconds + 200
     assert not np.isnan(back.finish).any()
     assert back.prefilled_tokens == workload.prompt_tokens
 

@@ -81,7 +81,7 @@ class Executor:
         self._finish_migrations(reports, started=plan.migrations)
         for rank, part in enumerate(plan.ranks):
             assert not part.chunks or plan.phase is Phase.PREFILL
-            assert sum(chunk.tokens for chunk in part.chunks) <= self.limits.wave_tokens
+            assert part.chunks.tokens <= self.limits.wave_tokens
             if rank not in self.dead:
                 for sequence in part.resume:
                     state = self.sequences[sequence]
@@ -166,7 +166,7 @@ class Executor:
         assert chunk.start == state.kv and 0 < chunk.tokens <= state.target - state.kv
         state.where, state.node = "prefilling", node
         state.kv += chunk.tokens
-        report.prefilled.append(chunk)
+        report.prefilled.add(*chunk)
         if state.kv == state.target:
             state.where = "suspended"
             if state.kv >= state.kv_at_end:

@@ -8,7 +8,7 @@ def waves(scheduler: Scheduler) -> list[list[list[Chunk]]]:
     """Chunks by wave and rank, until the scheduler stops prefilling; every chunk is reported as done."""
     found = []
     while (plan := scheduler.decide()).phase is Phase.PREFILL:
-        found.append([part.chunks for part in plan.ranks])
+        found.append([list(part.chunks) for part in plan.ranks])
         for rank, part in enumerate(plan.ranks):
             scheduler.report(Report(rank, prefilled=part.chunks))
     return found

@@ -1,4 +1,4 @@
-from hpcgen.scheduler import Chunk, Limits, Phase, Report, Scheduler, Topology
+from hpcgen.scheduler import Chunk, Chunks, Limits, Phase, Report, Scheduler, Topology
 
 from .executor import Executor
 
@@ -12,8 +12,8 @@ def test_an_empty_scheduler_is_done():
 def test_a_sequence_of_one_token_ends_with_its_prefill():
     scheduler = Scheduler(Topology(), Limits(host_pages=4))
     scheduler.add(0, 10, 10)
-    assert scheduler.decide().ranks[0].chunks == [Chunk(0, 0, 10)]
-    scheduler.report(Report(0, prefilled=[Chunk(0, 0, 10)], finished=[0]))
+    assert scheduler.decide().ranks[0].chunks == Chunks([Chunk(0, 0, 10)])
+    scheduler.report(Report(0, prefilled=Chunks([Chunk(0, 0, 10)]), finished=[0]))
     assert scheduler.done
     assert scheduler.finished == 1
     assert scheduler.host_pages_used() == 0
@@ -70,13 +70,13 @@ def test_a_restored_sequence_with_kv_is_not_prefilled_again():
 def test_a_restored_sequence_without_kv_prefills_its_generated_tokens_too():
     scheduler = Scheduler(Topology(), Limits(host_pages=10))
     scheduler.add(0, 100, 300, generated=20)
-    assert scheduler.decide().ranks[0].chunks == [Chunk(0, 0, 119)]
+    assert scheduler.decide().ranks[0].chunks == Chunks([Chunk(0, 0, 119)])
 
 
 def test_a_restored_sequence_with_part_of_its_kv_prefills_the_rest():
     scheduler = Scheduler(Topology((0, 1)), Limits(host_pages=10))
     scheduler.add(0, 100, 300, generated=20, kv_length=64, node=1)
-    assert scheduler.decide().ranks[1].chunks == [Chunk(0, 64, 55)]
+    assert scheduler.decide().ranks[1].chunks == Chunks([Chunk(0, 64, 55)])
 
 
 def test_sequences_of_a_dead_rank_go_on_from_their_filled_pages_on_its_node():
@@ -90,8 +90,8 @@ def test_sequences_of_a_dead_rank_go_on_from_their_filled_pages_on_its_node():
     while plan.phase is Phase.DECODE:
         scheduler.report(Report(0, steps=plan.steps, finished=[0] if plan.steps < 64 else []))
         plan = scheduler.decide()
-    assert plan.ranks[0].chunks == [Chunk(1, 64, 36)]
-    assert plan.ranks[1].chunks == []
+    assert plan.ranks[0].chunks == Chunks([Chunk(1, 64, 36)])
+    assert not plan.ranks[1].chunks
 
 
 def test_sequences_of_a_lost_node_wait_and_are_prefilled_elsewhere():
@@ -101,4 +101,4 @@ def test_sequences_of_a_lost_node_wait_and_are_prefilled_elsewhere():
     scheduler.lose_rank(1)
     assert scheduler.waiting == 1
     assert scheduler.host_pages_used(1) == 0
-    assert scheduler.decide().ranks[0].chunks == [Chunk(0, 0, 100)]
+    assert scheduler.decide().ranks[0].chunks == Chunks([Chunk(0, 0, 100)])

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcgen.scheduler.state import Queue
+from hpcgen.scheduler.queue import Queue
 
 operations = st.lists(st.tuples(st.sampled_from(["push", "remove", "pop"]), st.integers(0, 30)), max_size=200)
 
@@ -25,3 +25,4 @@ def test_a_queue_gives_its_oldest_member_whatever_was_removed_from_its_middle(st
         assert len(queue) == len(model)
         assert queue.first() == (min(model) if model else None)
     assert set(queue) == model
+    assert list(queue.oldest_first()) == sorted(model)

@@ -12,6 +12,7 @@ from hpcgen.errors import HpcgenError
 from hpcgen.evaluation.commands import add_evaluate_parser
 from hpcgen.jobs.commands import add_checkpoint_parser, add_job_parsers
 from hpcgen.jobs.doctor.commands import add_doctor_parser
+from hpcgen.jobs.leases import AUTOMATIC, EXPIRY_SECONDS
 from hpcgen.planner.commands import add_plan_parser, add_profile_parser, add_simulate_parser
 from hpcgen.report.commands import add_report_parser
 from hpcgen.server.commands import add_serve_parser
@@ -32,6 +33,17 @@ def positive(text: str) -> int:
     if not text.isdigit() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
+
+
+def seconds(text: str) -> float:
+    """A time above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return value
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -89,6 +101,15 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     files.add_argument(
         "--sub-batch", type=positive, metavar="N",
         help="release the results of each N requests in RUN_DIR/outputs/sub_batches as soon as they are complete",
+    )  # fmt: skip
+    leases = parser.add_argument_group("instances", "Of a run that instances share; see --instance, --instances.")
+    leases.add_argument(
+        "--lease-ahead", type=positive, default=1, metavar="N",
+        help="sub-batches that an instance leases before it needs them, to keep its batch full (default: 1)",
+    )  # fmt: skip
+    leases.add_argument(
+        "--lease-expiry", type=seconds, default=EXPIRY_SECONDS, metavar="SECONDS",
+        help="time without a sign of life after which others take over what an instance has leased (default: 180)",
     )  # fmt: skip
     add_instance_arguments(parser)
 
@@ -152,6 +173,12 @@ def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         description="Run a batch of requests to its end, or continue one that was interrupted.",
     )
     add_run_arguments(parser)
+    parser.add_argument(
+        "--instance", nargs="?", const=AUTOMATIC, metavar="NAME",
+        help="be one of several that share the run directory, started by the same command at any time and place: each "
+        "leases sub-batches, the last writes the output. Without NAME: the task of the Slurm array, else the Slurm "
+        "job, else the host; the same name continues where it was",
+    )  # fmt: skip
     parser.set_defaults(call=_run)
 
 
@@ -184,6 +211,7 @@ def _add_verify(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 def _run(arguments: argparse.Namespace) -> int:
     from hpcgen.batch.source import TemplateOptions, parse_body
+    from hpcgen.jobs.leases import own_name
     from hpcgen.jobs.run import RunOptions, run
     from hpcgen.report.summary import render
 
@@ -207,6 +235,9 @@ def _run(arguments: argparse.Namespace) -> int:
             sub_batch=arguments.sub_batch,
             checkpoint_interval=arguments.checkpoint_interval,
             grace=arguments.grace,
+            instance=own_name() if arguments.instance == AUTOMATIC else arguments.instance,
+            lease_ahead=arguments.lease_ahead,
+            lease_expiry=arguments.lease_expiry,
             threads=arguments.threads,
             stall_timeout=arguments.stall_timeout,
             migrate=arguments.migrate,

@@ -42,6 +42,25 @@ def write_json(path: Path, value: Any) -> None:
         file.write(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
 
 
+def write_once(path: Path, value: Any) -> bool:
+    """Make `path` from `value` as indented JSON unless somebody else makes it first; whether this call did.
+
+    Of several processes, on NFS and Lustre too, one succeeds.
+    """
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE), "wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    with suppress(FileExistsError):
+        os.link(aside, path)
+    # NFS may report a link that it made as failed, when a reply was lost; the count of links tells the truth.
+    made = aside.stat().st_nlink == 2
+    aside.unlink()
+    sync_directory(path.parent)
+    return made
+
+
 def sync_directory(path: Path) -> None:
     """Make renames and new names in a directory survive a crash of the machine."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

@@ -96,6 +96,7 @@ class Intake:
         run_seed: seed of requests that have none of their own.
         max_model_len: most tokens of a sequence.
         skip: `skip(index)` is true for requests that are finished already.
+        requests: the ones to read first, more can be added; None: all of the input.
         workers: worker processes; one tokenizes some 10^5 to 10^6 tokens a second.
         ahead: most requests that are tokenized, or in work, and not yet taken.
         pool: workers that other intakes use too, of the same model, seed and limit; None: workers of its own.
@@ -110,6 +111,7 @@ class Intake:
         run_seed: int,
         max_model_len: int,
         skip: Callable[[int], bool] = lambda index: False,
+        requests: range | None = None,
         workers: int = 1,
         ahead: int = 512,
         pool: TokenizerPool | None = None,
@@ -117,7 +119,7 @@ class Intake:
         self._input = batch_input
         self._skip = skip
         self._ahead = ahead
-        self._next = 0
+        self._unread = deque([range(len(batch_input)) if requests is None else requests])
         self._tasks: deque[tuple[int, Future[list[IntakeItem]]]] = deque()
         self._items: deque[IntakeItem] = deque()
         self._in_work = 0
@@ -128,9 +130,13 @@ class Intake:
         """Begin to tokenize, while the caller still does something else."""
         self._submit()
 
+    def add(self, requests: range) -> None:
+        """More requests to read, after those that are left."""
+        self._unread.append(requests)
+
     @property
     def exhausted(self) -> bool:
-        """Whether every request has been taken."""
+        """Whether every request that was asked for has been taken."""
         self._submit()
         return not self._tasks and not self._items
 
@@ -173,15 +179,18 @@ class Intake:
 
     def _submit(self) -> None:
         """Keep at most `ahead` requests in work or waiting to be taken."""
-        while self._next < len(self._input):
+        while self._unread:
             room = self._ahead - self._in_work - len(self._items)
             if room < min(_LINES_PER_TASK, self._ahead):
                 return
             lines: list[Line] = []
-            while len(lines) < min(_LINES_PER_TASK, room) and self._next < len(self._input):
-                if not self._skip(self._next):
-                    lines.append(self._input.line(self._next))
-                self._next += 1
+            while len(lines) < min(_LINES_PER_TASK, room) and self._unread:
+                part = self._unread.popleft()
+                if not part:
+                    continue
+                if not self._skip(part[0]):
+                    lines.append(self._input.line(part[0]))
+                self._unread.appendleft(part[1:])
             if lines:
                 self._tasks.append((len(lines), self._pool.submit(self._input, lines)))
                 self._in_work += len(lines)

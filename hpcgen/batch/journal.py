@@ -29,11 +29,50 @@ class JournalError(HpcgenError):
     """The journal is not one, belongs to another input, or cannot be written."""
 
 
-class Journal:
-    """Finished requests and their output lines.
+class Records:
+    """Finished requests and their output lines, to be read. In memory 17 bytes a request, however long the lines."""
 
-    In memory it keeps 17 bytes a request, whatever the size of the outputs. A record is durable, and its request
-    counts, after the next `sync`.
+    def __init__(self, requests: int) -> None:
+        self.offsets = np.full(requests, -1, dtype=np.int64)
+        """Offset of each request's record in its file; -1 while it is not finished."""
+        self.times = np.zeros(requests, dtype=np.float64)
+        """Unix time at which each request was finished."""
+        self.ok = np.zeros(requests, dtype=bool)
+        """Whether each finished request has a result, not an error."""
+
+    def finished(self, request: int) -> bool:
+        """Whether there is a record of the request."""
+        return bool(self.offsets[request] >= 0)
+
+    def line(self, request: int) -> bytes:
+        """The output line of a finished request.
+
+        Raises:
+            JournalError: the record has been damaged since it was written.
+        """
+        offset = int(self.offsets[request])
+        if offset < 0:
+            raise KeyError(request)
+        fd, path = self._file(request)
+        head = os.pread(fd, _RECORD.size, offset)
+        size = _RECORD.unpack(head)[0]
+        rest = os.pread(fd, size + _CRC.size, offset + _RECORD.size)
+        if len(rest) < size + _CRC.size or zlib.crc32(rest[:size], zlib.crc32(head)) != _CRC.unpack(rest[size:])[0]:
+            raise JournalError(f"{path} is damaged at byte {offset}: resume the run, what is lost is run again")
+        return rest[:size]
+
+    def _file(self, request: int) -> tuple[int, Path]:
+        """Descriptor and path of the file with the record of a request."""
+        raise NotImplementedError
+
+    def _note(self, request: int, ok: bool, finished: float, offset: int) -> None:
+        self.offsets[request] = offset
+        self.ok[request] = ok
+        self.times[request] = finished
+
+
+class Journal(Records):
+    """The journal that this process writes. A record is durable, and its request counts, after the next `sync`.
 
     Args:
         path: the file; made if it does not exist.
@@ -42,13 +81,8 @@ class Journal:
     """
 
     def __init__(self, path: Path, requests: int, sync_seconds: float = 2.0) -> None:
+        super().__init__(requests)
         self.path = path
-        self.offsets = np.full(requests, -1, dtype=np.int64)
-        """Offset of each request's record; -1 while it is not finished."""
-        self.times = np.zeros(requests, dtype=np.float64)
-        """Unix time at which each request was finished."""
-        self.ok = np.zeros(requests, dtype=bool)
-        """Whether each finished request has a result, not an error."""
         self.cut_bytes = 0
         """Bytes of a torn or damaged end that opening cut off."""
         self._sync_seconds = sync_seconds
@@ -62,10 +96,6 @@ class Journal:
             sync_directory(path.parent)
         except OSError as error:
             raise JournalError(f"cannot open the journal {path}: {error.strerror}") from None
-
-    def finished(self, request: int) -> bool:
-        """Whether the journal has a record of the request."""
-        return bool(self.offsets[request] >= 0)
 
     def append(self, request: int, ok: bool, line: bytes) -> None:
         """Record a finished request with its output line, which has no newline.
@@ -104,30 +134,12 @@ class Journal:
         durable, self._pending = self._pending, []
         return durable
 
-    def line(self, request: int) -> bytes:
-        """The output line of a finished request.
-
-        Raises:
-            JournalError: the record has been damaged since it was written.
-        """
-        offset = int(self.offsets[request])
-        if offset < 0:
-            raise KeyError(request)
-        head = os.pread(self._fd, _RECORD.size, offset)
-        size = _RECORD.unpack(head)[0]
-        rest = os.pread(self._fd, size + _CRC.size, offset + _RECORD.size)
-        if len(rest) < size + _CRC.size or zlib.crc32(rest[:size], zlib.crc32(head)) != _CRC.unpack(rest[size:])[0]:
-            raise JournalError(f"{self.path} is damaged at byte {offset}: resume the run, what is lost is run again")
-        return rest[:size]
-
     def close(self) -> None:
         self.sync(now=True)
         os.close(self._fd)
 
-    def _note(self, request: int, ok: bool, finished: float, offset: int) -> None:
-        self.offsets[request] = offset
-        self.ok[request] = ok
-        self.times[request] = finished
+    def _file(self, request: int) -> tuple[int, Path]:
+        return self._fd, self.path
 
     def _recover(self, requests: int) -> int:
         """Read what is there; the offset after the last whole record."""
@@ -165,8 +177,14 @@ def scan(path: Path) -> Iterator[tuple[int, bool, float]]:
     Raises:
         JournalError: the file is not a journal, or cannot be read.
     """
-    for request, ok, finished, file, size in _records(path):
+    for request, ok, finished, _ in locate(path):
         yield request, ok, finished
+
+
+def locate(path: Path) -> Iterator[tuple[int, bool, float, int]]:
+    """As `scan`, with the offset of each record."""
+    for request, ok, finished, file, size in _records(path):
+        yield request, ok, finished, file.tell() - _RECORD.size
         file.seek(size + _CRC.size, os.SEEK_CUR)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from hpcgen.batch.journal import Journal
+from hpcgen.batch.journal import Records
 from hpcgen.batch.table import Row, Table, TableError
 from hpcgen.durable import USER_FILE_MODE, write_atomically
 
@@ -29,7 +29,7 @@ def is_parquet(path: Path) -> bool:
     return True
 
 
-def write_parquet(journal: Journal, table: Table | None, destination: Path) -> None:
+def write_parquet(journal: Records, table: Table | None, destination: Path) -> None:
     """Write the results of all requests; those of unfinished ones are null.
 
     The result's columns are custom_id, output (text of the first sample), outputs (of all), finish_reason (of the
@@ -91,7 +91,7 @@ def _input_rows(table: Table | None) -> Iterator[Row]:
             yield row
 
 
-def _results(journal: Journal) -> Iterator[tuple[Any, ...]]:
+def _results(journal: Records) -> Iterator[tuple[Any, ...]]:
     """Values of _RESULT_COLUMNS for each request."""
     for request in range(len(journal.offsets)):
         if not journal.finished(request):

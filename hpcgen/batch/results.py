@@ -2,13 +2,13 @@
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from hpcgen.batch.detokenization import Detokenizer
-from hpcgen.batch.journal import Journal
+from hpcgen.batch.journal import Journal, JournalError, Records
 from hpcgen.batch.reader import BatchInput
 from hpcgen.batch.request import Request, RequestError
 from hpcgen.batch.response import error_line, output_line, unexecuted_line
@@ -52,6 +52,16 @@ def check_output_path(output: Path, kept: Iterable[Path] = ()) -> None:
                 raise OutputError(f"the output {path} would replace {other}; give another --output")
 
 
+def write_results(records: Records, output: str | Path, errors: str | Path | None = None) -> Counts:
+    """As `Results.write_outputs`."""
+    output = Path(output)
+    errors = error_path(output) if errors is None else Path(errors)
+    try:
+        return write_outputs(records, slice(None), output, errors, empty_errors=True, mode=USER_FILE_MODE)
+    except OSError as error:
+        raise OutputError(f"cannot write the output {output} or {errors}: {error.strerror}") from None
+
+
 class Results:
     """Takes finished sequences and failed requests; a request is finished when its line is durable in the journal.
 
@@ -60,6 +70,8 @@ class Results:
         batch_input: the input; a finished request is read from it again to answer it.
         detokenizer: of the model.
         sub_batch: requests of a sub-batch; None: no partial results.
+        owns: whether a request is this process's to answer.
+        claim: see SubBatches.
         sync_seconds: see Journal.
 
     Raises:
@@ -72,6 +84,9 @@ class Results:
         batch_input: BatchInput,
         detokenizer: Detokenizer,
         sub_batch: int | None = None,
+        *,
+        owns: Callable[[int], bool] = lambda request: True,
+        claim: Callable[[int], bool] = lambda number: True,
         sync_seconds: float = 2.0,
     ) -> None:
         self._run_directory = run_directory
@@ -79,14 +94,16 @@ class Results:
         self._detokenizer = detokenizer
         self._run_id = run_directory.manifest.id
         self._model = Path(run_directory.manifest.model.path).name
+        self._owns = owns
         self._samples: dict[int, list[Sequence]] = {}
         self.journal = Journal(run_directory.journal_path, len(batch_input), sync_seconds)
         self.finished = int(np.count_nonzero(self.journal.offsets >= 0))
         """Requests whose record is durable."""
         self.failed = int(np.count_nonzero((self.journal.offsets >= 0) & ~self.journal.ok))
         """Those of them that ended in an error."""
-        self.sub_batches = SubBatches(self.journal, run_directory.sub_batches, sub_batch) if sub_batch else None
-        if self.sub_batches is not None:
+        self.sub_batches: SubBatches | None = None
+        if sub_batch is not None:
+            self.sub_batches = SubBatches(self.journal, run_directory.sub_batches, sub_batch, claim)
             self.sub_batches.release_missing()
 
     @property
@@ -94,9 +111,32 @@ class Results:
         """Whether every request is finished, and durably so."""
         return self.finished == len(self._input)
 
-    def is_finished(self, request: int) -> bool:
-        """Whether a request needs no more work; what `Intake` skips."""
-        return self.journal.finished(request)
+    def is_wanted(self, request: int) -> bool:
+        """Whether a request has to be worked on here; what is not, `Intake` skips."""
+        return not self.journal.finished(request) and self._owns(request)
+
+    def forget(self, requests: range) -> None:
+        """Other instances answer these from now on."""
+        for request in [request for request in self._samples if request in requests]:
+            del self._samples[request]
+
+    def take_over(self, sub_batch: int, records: Records) -> None:
+        """Answers a sub-batch from now on, with what `records` of another instance have of it as far as it is whole.
+
+        Raises:
+            JournalError, OutputError: they cannot be written.
+        """
+        assert self.sub_batches is not None
+        for request in self.sub_batches.part(sub_batch):
+            if records.finished(request) and not self.journal.finished(request):
+                try:
+                    line = records.line(request)
+                except JournalError:  # torn by what ended the other one: it is run again
+                    continue
+                self.journal.append(request, bool(records.ok[request]), line)
+        self.sync(now=True)
+        if self._owns(sub_batch * self.sub_batches.size) and self.sub_batches.is_finished(sub_batch):
+            self._release(sub_batch)  # all of it was finished here in an earlier life
 
     def unassembled(self) -> Iterator[Sequence]:
         """Finished sequences whose request waits for other samples: a checkpoint must hold them."""
@@ -166,11 +206,9 @@ class Results:
         self.finished += len(durable)
         self.failed += int(np.count_nonzero(~self.journal.ok[durable]))
         if self.sub_batches is not None:
-            try:
-                for request in durable:
-                    self.sub_batches.note(request)
-            except OSError as error:
-                raise OutputError(f"cannot write a sub-batch: {error}") from None
+            for request in durable:
+                if self.sub_batches.note(request):
+                    self._release(request // self.sub_batches.size)
         return len(durable)
 
     def write_outputs(self, output: str | Path, errors: str | Path | None = None) -> Counts:
@@ -184,15 +222,17 @@ class Results:
             OutputError: a file cannot be written.
         """
         self.sync(now=True)
-        output = Path(output)
-        errors = error_path(output) if errors is None else Path(errors)
-        try:
-            return write_outputs(self.journal, slice(None), output, errors, empty_errors=True, mode=USER_FILE_MODE)
-        except OSError as error:
-            raise OutputError(f"cannot write the output {output} or {errors}: {error.strerror}") from None
+        return write_results(self.journal, output, errors)
 
     def close(self) -> None:
         self.journal.close()
+
+    def _release(self, sub_batch: int) -> None:
+        assert self.sub_batches is not None
+        try:
+            self.sub_batches.release(sub_batch)
+        except OSError as error:
+            raise OutputError(f"cannot write a sub-batch: {error}") from None
 
     def _append(self, request: Request, samples: list[Sequence]) -> None:
         line = output_line(self._run_id, request, samples, self._detokenizer, self._model, int(time.time()))

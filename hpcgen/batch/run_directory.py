@@ -1,5 +1,10 @@
-"""The run directory: everything about a run, on shared storage, and the refusal to mix two runs."""
+"""The run directory: everything about a run, on shared storage, and the refusal to mix two runs.
 
+A run is one process's alone, or instances share it. Each of these has a part of its own, with its lock, journal, events
+and checkpoints, in `instances/NAME`; the manifest, the leases, the outputs and the success marker are everybody's.
+"""
+
+import re
 import secrets
 import time
 from collections.abc import Mapping
@@ -11,10 +16,11 @@ import msgspec
 from hpcgen.batch.fingerprint import model_fingerprint
 from hpcgen.batch.lock import DirectoryLock
 from hpcgen.batch.reader import BatchInput
-from hpcgen.durable import DIRECTORY_MODE, write_json
+from hpcgen.durable import DIRECTORY_MODE, write_json, write_once
 from hpcgen.errors import HpcgenError
 
 FORMAT = 1
+_INSTANCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class RunDirectoryError(HpcgenError):
@@ -45,26 +51,42 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelIdentity
     options: dict[str, Any]
     """The options that decide the results: seed, max_model_len, dtype, sub_batch and the like."""
+    shared: bool = False
+    """Whether instances share the run."""
 
 
 class RunDirectory:
-    """Paths and manifest of a run. `open` makes or continues it, and holds its lock until `close`.
+    """Paths and manifest of a run. `open` makes or continues it, and holds the lock of `own` until `close`.
 
     Looking at a run, as `hpcgen status` does, needs no lock: the paths, `read_manifest` and `is_complete` are enough.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, instance: str | None = None) -> None:
+        """`instance`: name of the one that works here, where several share the run. Raises RunDirectoryError."""
+        if instance is not None and not _INSTANCE.fullmatch(instance):
+            raise RunDirectoryError(
+                f"{instance!r} cannot be the name of an instance: use letters, digits, '.', '_' and '-'"
+            )
         self.path = Path(path)
+        self.instance = instance
+        self.own = self.path if instance is None else self.path / "instances" / instance
+        """What the process that opens it writes alone."""
         self.manifest_path = self.path / "manifest.json"
-        self.journal_path = self.path / "journal"
-        self.events_path = self.path / "events.jsonl"
-        self.plan_path = self.path / "plan.json"
-        self.checkpoints = self.path / "checkpoints"
+        self.journal_path = self.own / "journal"
+        self.events_path = self.own / "events.jsonl"
+        self.plan_path = self.own / "plan.json"
+        self.checkpoints = self.own / "checkpoints"
+        self.leases = self.path / "leases"
         self.outputs = self.path / "outputs"
         self.sub_batches = self.outputs / "sub_batches"
         self.success_path = self.path / "SUCCESS"
         self._lock: DirectoryLock | None = None
         self._manifest: Manifest | None = None
+
+    def parts(self) -> list["RunDirectory"]:
+        """The run as each process that works, or worked, on it has it: itself, or one for each instance."""
+        names = sorted(path.name for path in (self.path / "instances").glob("[!.]*"))
+        return [RunDirectory(self.path, name) for name in names] or [RunDirectory(self.path)]
 
     @property
     def manifest(self) -> Manifest:
@@ -87,13 +109,13 @@ class RunDirectory:
         """
         identity = ModelIdentity(str(Path(model_directory).resolve()), model_fingerprint(model_directory))
         try:
-            for directory in (self.path, self.checkpoints, self.outputs, self.sub_batches):
+            for directory in (self.path, self.own, self.checkpoints, self.outputs, self.sub_batches):
                 directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
-            self._lock = DirectoryLock(self.path)
+            self._lock = DirectoryLock(self.own)
         except OSError as error:
             raise RunDirectoryError(f"cannot write the run directory {self.path}: {error.strerror}") from None
         try:
-            for leftover in self.path.rglob(".*.part"):  # files that a killed process was writing
+            for leftover in self.own.rglob(".*.part"):  # files that a killed process was writing
                 leftover.unlink()
             self._continue_or_begin(batch_input, identity, dict(options))
         except BaseException:
@@ -153,12 +175,24 @@ class RunDirectory:
         given = InputIdentity(str(batch_input.path.resolve()), batch_input.size, batch_input.sha256, len(batch_input))
         if not self.manifest_path.exists():
             if self.journal_path.exists():
-                raise RunDirectoryError(f"{self.path} has a journal but no manifest; use a new --run-dir")
-            manifest = Manifest(id=secrets.token_hex(8), created=time.time(), input=given, model=model, options=options)
-            write_json(self.manifest_path, manifest)
-            self._manifest = manifest
-            return
+                raise RunDirectoryError(f"{self.own} has a journal but no manifest; use a new --run-dir")
+            manifest = Manifest(
+                id=secrets.token_hex(8), created=time.time(), input=given, model=model, options=options,
+                shared=self.instance is not None,
+            )  # fmt: skip
+            if write_once(self.manifest_path, manifest):
+                self._manifest = manifest
+                return
         manifest = self.read_manifest()
+        if manifest.shared and self.instance is None:
+            raise RunDirectoryError(
+                f"instances share the run in {self.path}: join them with --instance NAME, or use a new --run-dir"
+            )
+        if self.instance is not None and not manifest.shared:
+            raise RunDirectoryError(
+                f"the run in {self.path} was begun by one job alone: continue it without instances, "
+                "or use a new --run-dir"
+            )
         differences = []
         if manifest.input.sha256 != given.sha256:
             differences.append(

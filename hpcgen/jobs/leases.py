@@ -13,36 +13,51 @@ results: nothing is finished twice.
 """
 
 import os
-import re
 import secrets
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from hpcgen.durable import sync_directory, write_json
 from hpcgen.errors import HpcgenError
 
-HEARTBEAT_SECONDS = 10.0
+HEARTBEATS = 18
+"""In the time that a lease lives without."""
 EXPIRY_SECONDS = 180.0
 """Clients of NFS may show another's touch a minute late, and a shared file system may stall for another."""
+AUTOMATIC = ""
+"""Stands for the name that `own_name` gives."""
 MERGE = "merge"
 """Token of the last work, which is done once, when all sub-batches are: writing the ordered output."""
-
-_INSTANCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class LeaseError(HpcgenError):
     """The lease directory cannot be used, or is of a run that was divided otherwise."""
 
 
-class _Division(msgspec.Struct, frozen=True):
+class Lease(NamedTuple):
+    """A sub-batch that was acquired."""
+
+    sub_batch: int
+    before: str | None
+    """The instance that it was taken over from; None: it was free."""
+
+
+class Division(msgspec.Struct, frozen=True):
     """How the run is divided; the same for all instances."""
 
-    sub_batches: int
+    requests: int
     size: int
+    """Requests of a sub-batch; the last one may be smaller."""
+
+    @property
+    def sub_batches(self) -> int:
+        return -(-self.requests // self.size)
 
 
 class Leases:
@@ -52,9 +67,11 @@ class Leases:
     """
 
     def __init__(self, directory: Path, instance: str, expiry: float = EXPIRY_SECONDS) -> None:
-        """`instance`: unique among live ones, the same when the job is requeued; letters, digits, '.', '_', '-'."""
-        if not _INSTANCE.fullmatch(instance):
-            raise LeaseError(f"{instance!r} cannot be the name of an instance: use letters, digits, '.', '_' and '-'")
+        """
+        Args:
+            instance: unique among live ones, the same when its job is requeued, and good for a file's name.
+            expiry: seconds without a sign of life after which leases may be taken over.
+        """
         self.directory = directory
         self.instance = instance
         self._expiry = expiry
@@ -65,34 +82,37 @@ class Leases:
         self._alive = directory / "alive" / instance
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._division = _Division(0, 1)
+        self.division = Division(0, 1)
+        """Of the run, once opened."""
+        self._seen_free: list[str] = []
+        """Names that were free when the directory was last read; the next to take at the end."""
 
-    def open(self, sub_batches: int, size: int, heartbeat: float = HEARTBEAT_SECONDS) -> "Leases":
+    def open(self, requests: int, size: int) -> "Leases":
         """Makes the directory if no other instance has, and starts to show life.
 
         Args:
-            sub_batches: of the run.
+            requests: of the input.
             size: requests of a sub-batch.
-            heartbeat: seconds between signs of life.
 
         Raises:
             LeaseError: the run is divided otherwise, or the directory cannot be written.
         """
-        wanted = _Division(sub_batches, size)
+        wanted = Division(requests, size)
         try:
             if not self.directory.exists():
                 self._create(wanted)
-            self._division = msgspec.json.decode((self.directory / "division.json").read_bytes(), type=_Division)
-            if self._division != wanted:
+            self.division = msgspec.json.decode((self.directory / "division.json").read_bytes(), type=Division)
+            if self.division != wanted:
                 raise LeaseError(
-                    f"{self.directory} divides the run into {self._division.sub_batches} sub-batches of "
-                    f"{self._division.size}, not {sub_batches} of {size}: give all instances the same --sub-batch"
+                    f"{self.directory} divides {self.division.requests:,} requests into sub-batches of "
+                    f"{self.division.size:,}, not {requests:,} into those of {size:,}: give all instances the same "
+                    "--sub-batch"
                 )
             self._own.mkdir(exist_ok=True)
             self.beat()
         except (OSError, msgspec.MsgspecError) as error:
             raise LeaseError(f"cannot use the leases in {self.directory}: {error}") from None
-        self._thread = threading.Thread(target=self._keep_alive, args=(heartbeat,), name="leases", daemon=True)
+        self._thread = threading.Thread(target=self._keep_alive, name="leases", daemon=True)
         self._thread.start()
         return self
 
@@ -119,18 +139,22 @@ class Leases:
         """Sub-batches that this instance holds, in order."""
         return sorted(int(name) for name in _names(self._own) if name.isdigit())
 
-    def acquire(self, count: int = 1) -> list[int]:
-        """Takes up to `count` sub-batches: free ones, lowest first; then those of instances that have died.
+    def acquire(self) -> Lease | None:
+        """Takes a sub-batch: a free one, lowest first, or else one of an instance that has died.
 
-        An empty list is not the end: others may hold what they will not finish. See `all_done`.
+        None is not the end: others may hold what they will not finish. See `all_done`.
         """
-        taken: list[int] = []
-        for token in self._available():
-            if len(taken) == count:
-                break
-            if self._rename(token, self._own / token.name):
-                taken.append(int(token.name))
-        return taken
+        # Listings may be a minute old on NFS: each name is tried, and the directory is read again once at most.
+        if (name := self._take_free()) is None:
+            self._seen_free = sorted(filter(str.isdigit, _names(self._free)), reverse=True)
+            name = self._take_free()
+        if name is not None:
+            return Lease(int(name), None)
+        for instance in self._dead():
+            for name in sorted(filter(str.isdigit, _names(self._held / instance))):
+                if self._take(self._held / instance / name):
+                    return Lease(int(name), instance)
+        return None
 
     def complete(self, sub_batch: int) -> bool:
         """Marks it finished, once its results are durable. False: another instance has taken it over, drop them."""
@@ -142,7 +166,12 @@ class Leases:
 
     def release(self, sub_batch: int) -> None:
         """Gives it back unfinished, as before leaving for long."""
-        self._rename(self._own / _name(sub_batch), self._free / _name(sub_batch))
+        with suppress(FileNotFoundError):  # taken over
+            os.rename(self._own / _name(sub_batch), self._free / _name(sub_batch))
+
+    def reopen(self, sub_batch: int) -> None:
+        """Takes back one that this instance had marked finished: its results are lost."""
+        self._rename(self._done / f"{_name(sub_batch)}@{self.instance}", self._own / _name(sub_batch))
 
     @property
     def done(self) -> dict[int, str]:
@@ -152,10 +181,14 @@ class Leases:
 
     @property
     def all_done(self) -> bool:
-        return len(self.done) == self._division.sub_batches
+        """Whether the results of every sub-batch are durable."""
+        return len(self.done) == self.division.sub_batches
 
     def acquire_merge(self) -> bool:
-        """Once all sub-batches are done: whether this instance is the one that merges the results."""
+        """Once all sub-batches are done: whether this instance is the one that merges the results.
+
+        It still is if this is true when asked again, after the merge and before its success is declared.
+        """
         if not self.all_done:
             return False
         own = self._own / MERGE
@@ -164,15 +197,7 @@ class Leases:
         candidates = [self._free / MERGE, *(self._held / name / MERGE for name in self._dead())]
         return any(self._rename(token, own) for token in candidates)
 
-    def complete_merge(self) -> bool:
-        """Marks the merge finished. False: another instance has taken it over."""
-        return self._rename(self._own / MERGE, self._done / f"{MERGE}@{self.instance}")
-
-    @property
-    def merged(self) -> bool:
-        return any(name.startswith(f"{MERGE}@") for name in _names(self._done))
-
-    def _create(self, division: _Division) -> None:
+    def _create(self, division: Division) -> None:
         """Makes the directory aside and renames it into place; another instance may be faster."""
         aside = self.directory.with_name(f".{self.directory.name}.{secrets.token_hex(4)}")
         for name in ("free", "held", "done", "alive"):
@@ -188,12 +213,16 @@ class Leases:
             _remove_tree(aside)
         sync_directory(self.directory.parent)
 
-    def _available(self) -> Iterator[Path]:
-        for name in sorted(filter(str.isdigit, _names(self._free))):
-            yield self._free / name
-        for instance in self._dead():
-            for name in sorted(filter(str.isdigit, _names(self._held / instance))):
-                yield self._held / instance / name
+    def _take_free(self) -> str | None:
+        while self._seen_free:
+            name = self._seen_free.pop()
+            if self._take(self._free / name):
+                return name
+        return None
+
+    def _take(self, token: Path) -> bool:
+        own = self._own / token.name
+        return not own.exists() and self._rename(token, own)  # an old listing may show what is held here already
 
     def _dead(self) -> list[str]:
         """Other instances that hold something and have shown no life for the expiry."""
@@ -215,10 +244,18 @@ class Leases:
         # in it is filled by nobody else.
         return self.instance in (place.parent.name, place.name.partition("@")[2]) and place.exists()
 
-    def _keep_alive(self, heartbeat: float) -> None:
-        while not self._stop.wait(heartbeat):
+    def _keep_alive(self) -> None:
+        while not self._stop.wait(self._expiry / HEARTBEATS):
             with suppress(OSError):  # a stall of the file system: the next beat tries again
                 self.beat()
+
+
+def own_name(environment: Mapping[str, str] = os.environ) -> str:
+    """A name for the instance that this process is: the task of its Slurm array, its Slurm job, or its host.
+
+    It is the same when Slurm requeues the job, and when an array is submitted again.
+    """
+    return environment.get("SLURM_ARRAY_TASK_ID") or environment.get("SLURM_JOB_ID") or socket.gethostname()
 
 
 def _name(sub_batch: int) -> str:

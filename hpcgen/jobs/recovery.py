@@ -100,7 +100,7 @@ class Recovery:
         checkpoint = reader.latest(self._nodes.layout)
         if checkpoint is None:
             return set()
-        unfinished = [s for s in checkpoint.sequences if not results.is_finished(s.request)]
+        unfinished = [s for s in checkpoint.sequences if results.is_wanted(s.request)]
         waiting = [s for s in unfinished if s.status is not Status.FINISHED]
         begin = self._clock()
         node_of = self._load_kv(checkpoint, waiting, prefill_rate)

@@ -1,19 +1,19 @@
 """`hpcgen run`: one batch from its requests to ordered results, alone or as one rank of several."""
 
 import os
-import resource
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hpcgen.batch.intake import Intake, IntakeError, IntakeItem
-from hpcgen.batch.parquet import is_parquet, write_parquet
+from hpcgen.batch.parquet import is_parquet
 from hpcgen.batch.reader import BatchInput
-from hpcgen.batch.results import OutputError, Results, check_output_path, error_path
+from hpcgen.batch.results import Results, check_output_path
 from hpcgen.batch.run_directory import RunDirectory
-from hpcgen.batch.source import Source, TemplateOptions, open_source
+from hpcgen.batch.source import TemplateOptions, open_source
 from hpcgen.checkpoint.manifest import epochs
 from hpcgen.cluster.assemble import ClusterAssembly
 from hpcgen.cluster.coordinator import Coordinator, follow
@@ -25,20 +25,23 @@ from hpcgen.engine.executor import Activity
 from hpcgen.errors import HpcgenError
 from hpcgen.jobs import signals
 from hpcgen.jobs.checkpoint_nodes import RankTasks, nodes_of
+from hpcgen.jobs.delivery import Delivery
 from hpcgen.jobs.instance import InstanceOptions, Prepared, open_weights, prepare
+from hpcgen.jobs.leases import EXPIRY_SECONDS, Leases
 from hpcgen.jobs.planning import follow_plan
 from hpcgen.jobs.planning import plan as make_plan
 from hpcgen.jobs.recovery import Recovery, prefill_rate
-from hpcgen.jobs.totals import CheckpointCost, JobTimes, token_totals
+from hpcgen.jobs.share import LeasedShare, Share, WholeInput, default_sub_batch
 from hpcgen.planner.defaults import RunPlan
 from hpcgen.report.events import EventLog
 from hpcgen.report.progress import Counts, Progress
 from hpcgen.report.summary import Summary
-from hpcgen.scheduler.plan import Phase
 from hpcgen.sequence import Sequence
 
 LOAD_SECONDS = 2.0
 """Between two records of where the sequences stand."""
+IDLE_SECONDS = 0.5
+"""Between two looks at whether there is something to do again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +57,19 @@ class RunOptions(InstanceOptions):
     """Seconds; 0: only before leaving."""
     grace: float | None = None
     """Seconds from a stop signal to the kill; None: what Slurm says."""
+    instance: str | None = None
+    """Name of this one of the instances that share the run directory; None: the run is this process's alone."""
+    lease_ahead: int = 1
+    """Sub-batches that an instance leases before it needs them."""
+    lease_expiry: float = EXPIRY_SECONDS
+    """Seconds without a sign of life after which others take over what an instance leases."""
 
 
 def run(options: RunOptions, say: Callable[[str], None]) -> Summary | None:
     """Runs the batch, or continues it where its run directory says. `say` shows a line to the user.
 
-    Started by mpirun or srun it is one rank of several; those other than rank 0 return None.
+    Started by mpirun or srun it is one rank of several; those other than rank 0 return None, as does an instance whose
+    results another one has merged.
     Raises HpcgenError for what the user can mend, before any work where that can be known.
     """
     with open_world() as world:
@@ -69,40 +79,64 @@ def run(options: RunOptions, say: Callable[[str], None]) -> Summary | None:
         return None
 
 
-def _lead(world: World, options: RunOptions, say: Callable[[str], None]) -> Summary:
+def _lead(world: World, options: RunOptions, say: Callable[[str], None]) -> Summary | None:
     """Rank 0, or the only one."""
-    signals.current()
-    run_directory = RunDirectory(options.run_directory or default_run_directory(options.output))
+    stop = signals.current()
+    run_directory = RunDirectory(options.run_directory or default_run_directory(options.output), options.instance)
     check_output_path(options.output, (options.input, run_directory.path))
     is_parquet(options.output)  # raises where it could not be written at the end
-    source = open_source(options.input, run_directory.path, options.template)
+    source = open_source(options.input, run_directory.own, options.template)
     batch_input = BatchInput(source.requests)
     prepared = prepare(world, options)
     engine_options = prepared.options
+    sub_batch = _sub_batch(options, run_directory, len(batch_input))
     decisive = {
         "seed": options.seed,
         "max_model_len": engine_options.max_model_len,
         "dtype": str(engine_options.dtype).removeprefix("torch."),
-        "sub_batch": options.sub_batch,
+        "sub_batch": sub_batch,
     }
-    with run_directory.open(batch_input, options.model, decisive):
-        results = Results(run_directory, batch_input, prepared.detokenizer, options.sub_batch)
+    with ExitStack() as stack:
+        stack.enter_context(run_directory.open(batch_input, options.model, decisive))
+        share: Share = WholeInput(len(batch_input))
+        if sub_batch is not None and options.instance is not None:
+            leases = Leases(run_directory.leases, options.instance, options.lease_expiry)
+            stack.enter_context(leases.open(len(batch_input), sub_batch))
+            share = LeasedShare(leases, run_directory, options.lease_ahead)
+        results = Results(
+            run_directory, batch_input, prepared.detokenizer, sub_batch, owns=share.owns, claim=share.claim
+        )
+        share.begin(results)
         if results.finished:
             say(f"continuing {run_directory.path}: {results.finished:,} of {len(batch_input):,} requests are finished")
         place = _place(world, engine_options)
         with EventLog(run_directory.events_path, requests=len(batch_input), **place) as events:
+            work_left = share.wait_for_work(stop.check)
             world.wait_for_all()
             plan = None
-            if not results.complete:
+            if work_left:
                 plan = make_plan(world, options, prepared, batch_input, run_directory.plan_path, events, say)
-            world.broadcast((not results.complete, plan))
+            world.broadcast((run_directory.checkpoints if work_left else None, plan))
             prepared = follow_plan(prepared, plan)
-            batch = _Batch(world, options, prepared.options, batch_input, run_directory, results, say)
-            if not results.complete:
+            batch = _Batch(world, options, prepared.options, batch_input, run_directory, results, share, say)
+            if work_left:
                 batch.run(prepared, events, plan)
             counts = {name: getattr(batch.activity, name) for name in ("suspended", "discarded", "migrated")}
             events.write("finished", requests=results.finished, failed=results.failed, **counts)
-        return _summarise(options, source, run_directory, results, batch.activity)
+        results.sync(now=True)
+        delivery = Delivery(options.output, source, run_directory)
+        if isinstance(share, LeasedShare):
+            return delivery.merge(share.leases, batch.activity, stop.check, say)
+        return delivery.deliver(results.journal, results.sub_batches, batch.activity)
+
+
+def _sub_batch(options: RunOptions, run_directory: RunDirectory, requests: int) -> int | None:
+    """Requests of a sub-batch. A shared run is always divided: as the user says, as it was begun, or by default."""
+    if options.sub_batch is not None or options.instance is None:
+        return options.sub_batch
+    if run_directory.manifest_path.exists():
+        return run_directory.read_manifest().options.get("sub_batch")
+    return default_sub_batch(requests)
 
 
 def _follow(world: World, options: RunOptions) -> None:
@@ -114,16 +148,15 @@ def _follow(world: World, options: RunOptions) -> None:
     except HpcgenError as error:
         problem = error  # rank 0 has the same one, and says it
     world.wait_for_all()
-    work_left, plan = world.broadcast()
+    checkpoints, plan = world.broadcast()
     if problem is not None:
         raise problem
-    if not work_left:
+    if checkpoints is None:
         return
     prepared = follow_plan(prepared, plan)
     weights = open_weights(world, options.model, prepared.options, lambda line: None)
     assembly = prepared.build_rank(world, weights)
-    run_directory = RunDirectory(options.run_directory or default_run_directory(options.output))
-    tasks = RankTasks(world, assembly, run_directory.checkpoints)
+    tasks = RankTasks(world, assembly, checkpoints)
     try:
         with prepared.watchdog.watch():
             follow(world, assembly.worker)
@@ -156,31 +189,36 @@ class _Batch:
         batch_input: BatchInput,
         run_directory: RunDirectory,
         results: Results,
+        share: Share,
         say: Callable[[str], None],
     ):
         self._world = world
         self._interrupt = InterruptFlag().install()
         self._options, self._engine_options, self._input = options, engine_options, batch_input
-        self._run_directory, self._results, self._say = run_directory, results, say
+        self._run_directory, self._results, self._share, self._say = run_directory, results, share, say
+        self._taken: set[int] = set()
+        """Requests whose sequences the engine has."""
         self._counts = Counts(requests=len(batch_input), done=results.finished, failed=results.failed)
         self._done_tokens = 0
         self._seen = (0, 0.0)
         self._next_load = 0.0
+        self._ended = False
         self.activity = Activity()
 
     def run(self, prepared: Prepared, events: EventLog, plan: RunPlan | None) -> None:
         """Until every request has a result or an error; the journal is synced whatever happens."""
         self._events = events
         checkpoints = self._run_directory.checkpoints
-        restored: set[int] = set()
         intake = Intake(
             self._input,
             self._options.model,
             self._options.seed,
             self._engine_options.max_model_len,
-            lambda request: self._results.is_finished(request) or request in restored,
+            lambda request: not self._results.is_wanted(request) or request in self._taken,
+            range(0),
             ahead=max(512, self._wave // 2),
         )
+        self._share.supply(intake)
         with intake, Progress(self._counts) as self._progress:
             if not epochs(checkpoints):
                 intake.start()
@@ -202,15 +240,16 @@ class _Batch:
                     rate = prefill_rate(self._run_directory.events_path)
                     if rate is None and plan is not None:
                         rate = plan.prefill_rate / self._world.nodes
-                    restored |= self._recovery.restore(engine, self._results, rate)
+                    self._taken |= self._recovery.restore(engine, self._results, rate)
                     self._loop(intake, engine)
+                    self._ended = True
                 engine.stop()
                 engine.close()
             finally:
                 self._recovery.close()
                 assembly.device.close()
                 self._results.sync(now=True)
-                self._update("finished" if self._results.complete else "stopped")
+                self._update("finished" if self._ended else "stopped")
 
     @property
     def _wave(self) -> int:
@@ -227,23 +266,49 @@ class _Batch:
                     break
                 if item.error is not None:
                     self._results.fail(item.request, item.error)
+                else:
+                    self._taken.add(item.request)
                 for sequence in item.sequences:
                     engine.add(sequence)
             if not engine.pending and intake.exhausted:
-                return
+                self._results.sync(now=True)
+                if self._share.over:
+                    return
+                self._idle(engine)
             self._stop_where_asked(engine)
+            self._drop_lost(engine)
             self._recovery.save_if_due(engine, self._results)
             for sequence in engine.step():
                 self._finish(sequence)
 
-    @staticmethod
-    def _take(intake: Intake, block: bool) -> IntakeItem | None:
-        try:
-            return intake.take(block)
-        except IntakeError:
-            # What killed the worker may have been a signal to the whole job: then it is a stop and no failure.
-            signals.current().check()
-            raise
+    def _take(self, intake: Intake, block: bool) -> IntakeItem | None:
+        while True:
+            self._share.supply(intake)
+            try:
+                item = intake.take(block)
+            except IntakeError:
+                # What killed the worker may have been a signal to the whole job: then it is a stop and no failure.
+                signals.current().check()
+                raise
+            if item is None:
+                return None
+            if self._share.owns(item.request) and item.request not in self._taken:  # else a lease was lost meanwhile
+                self._share.note_begun(item.request)
+                return item
+
+    def _drop_lost(self, engine: Engine | Coordinator) -> None:
+        for requests in self._share.lost():
+            self._say(f"another instance has taken over lines {requests[0] + 1:,} to {requests[-1] + 1:,}")
+            engine.cancel([sequence.id for sequence in engine.sequences() if sequence.request in requests])
+            self._results.forget(requests)
+            self._taken.difference_update(requests)
+
+    def _idle(self, engine: Engine | Coordinator) -> None:
+        """Other instances work on what is left, and one of them may die."""
+        with self._watchdog.waiting("sub-batches of other instances"):
+            time.sleep(IDLE_SECONDS)
+        if isinstance(engine, Coordinator):
+            engine.ask([None] * engine.ranks)  # so that other ranks know that this one lives
 
     def _stop_where_asked(self, engine: Engine | Coordinator) -> None:
         """Between two decisions all ranks are at the same place and can end in good order."""
@@ -251,6 +316,7 @@ class _Batch:
         if self._interrupt.requested or stop.requested:
             deadline = stop.deadline(self._options.grace) if stop.requested else None
             self._recovery.save_before_leaving(engine, self._results, deadline)
+            self._share.leave()
             engine.stop()
             engine.close()
             if self._interrupt.requested:
@@ -260,6 +326,8 @@ class _Batch:
     def _finish(self, sequence: Sequence) -> None:
         self._done_tokens += len(sequence.output)
         self._results.finish(sequence)
+        if not self._results.is_wanted(sequence.request):
+            self._taken.discard(sequence.request)
 
     def _advanced(self, activity: Activity) -> None:
         """After every wave and step."""
@@ -278,7 +346,7 @@ class _Batch:
         self._progress.update(
             Counts(
                 requests=len(self._input),
-                done=self._results.finished,
+                done=min(self._results.finished + self._share.elsewhere, len(self._input)),
                 failed=self._results.failed,
                 output_tokens=self.activity.decode_tokens,
                 done_tokens=self._done_tokens,
@@ -296,49 +364,3 @@ class _Batch:
             device_budget=assembly.budget.limit,
             phases={phase.value: asdict(memory) for phase, memory in (assembly.phases or {}).items()},
         )
-
-
-def _write_outputs(options: RunOptions, source: Source, results: Results) -> Path:
-    """Results in the form that the output's name asks for. Returns where the errors are."""
-    if not is_parquet(options.output):
-        results.write_outputs(options.output)
-        return error_path(options.output)
-    results.sync(now=True)
-    try:
-        write_parquet(results.journal, source.table, options.output)
-    except OSError as error:
-        raise OutputError(f"cannot write the output {options.output}: {error.strerror}") from None
-    return options.output
-
-
-def _summarise(
-    options: RunOptions, source: Source, run_directory: RunDirectory, results: Results, activity: Activity
-) -> Summary:
-    """Writes the outputs, then the success marker, and says what came of the run."""
-    errors = _write_outputs(options, source, results)
-    completed, failed = results.finished - results.failed, results.failed
-    tokens = token_totals(results.journal)
-    jobs = JobTimes.read(run_directory.events_path)
-    checkpoints = CheckpointCost.read(run_directory.events_path)
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss + resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    summary = Summary(
-        requests_ok=completed,
-        requests_failed=failed,
-        prompt_tokens=tokens.prompt,
-        output_tokens=tokens.output,
-        bct=jobs.seconds,
-        prefill_seconds=activity.seconds[Phase.PREFILL],
-        decode_seconds=activity.seconds[Phase.DECODE],
-        peak_memory=memory * 1024,
-        output=options.output,
-        errors=errors,
-        run_directory=run_directory.path,
-        scts=jobs.since_start(results.sub_batches.completion_times()) if results.sub_batches else (),
-        resumed=jobs.count - 1,
-        checkpoints=checkpoints.count,
-        checkpoint_stall=checkpoints.stall,
-    )
-    for file in run_directory.checkpoints.iterdir():  # what they held is in the results
-        file.unlink(missing_ok=True)
-    run_directory.mark_complete({"requests_ok": completed, "requests_failed": failed, "bct": summary.bct})
-    return summary

@@ -1,6 +1,6 @@
 """Sums over a whole run, the parts that earlier, interrupted jobs did included."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from hpcgen.batch.journal import Journal
+from hpcgen.batch.journal import Records
 from hpcgen.report.events import read_events
 
 
@@ -36,7 +36,7 @@ class _Line(msgspec.Struct):
     response: _Response
 
 
-def token_totals(journal: Journal) -> TokenTotals:
+def token_totals(journal: Records) -> TokenTotals:
     """Tokens of all requests that have a result."""
     decoder = msgspec.json.Decoder(_Line)
     prompt = output = 0
@@ -49,23 +49,28 @@ def token_totals(journal: Journal) -> TokenTotals:
 
 @dataclass(frozen=True, slots=True)
 class JobTimes:
-    """When the jobs of a run worked: (first, last event) of each in Unix time, in their order."""
+    """When the jobs of a run worked: spans of Unix time in which at least one did, in order."""
 
     spans: tuple[tuple[float, float], ...]
 
-    @classmethod
-    def read(cls, events: Path) -> "JobTimes":
-        spans: list[tuple[float, float]] = []
-        for event in read_events(events):
-            if event["event"] == "opened":
-                spans.append((event["time"], event["time"]))
-            elif spans:
-                spans[-1] = (spans[-1][0], event["time"])
-        return cls(tuple(spans))
+    resumed: int = 0
+    """Jobs that went on where an earlier one had stopped."""
 
-    @property
-    def count(self) -> int:
-        return len(self.spans)
+    @classmethod
+    def read(cls, event_files: Iterable[Path]) -> "JobTimes":
+        """From the events of each instance."""
+        spans: list[tuple[float, float]] = []
+        resumed = 0
+        for events in event_files:
+            own: list[tuple[float, float]] = []
+            for event in read_events(events) if events.exists() else ():
+                if event["event"] == "opened":
+                    own.append((event["time"], event["time"]))
+                elif own:
+                    own[-1] = (own[-1][0], event["time"])
+            spans += own
+            resumed += max(len(own) - 1, 0)
+        return cls(_merged(spans), resumed)
 
     @property
     def seconds(self) -> float:
@@ -87,10 +92,25 @@ class CheckpointCost:
 
     count: int
     stall: float
-    """Seconds that the computation waited for them; they are written beside it."""
+    """Seconds that the computation waited for them, which are written beside it: of the instance that waited most."""
 
     @classmethod
-    def read(cls, events: Path) -> "CheckpointCost":
-        stalls = [event.get("stall") for event in read_events(events) if event["event"] == "checkpoint"]
-        periodic = [stall for stall in stalls if stall is not None]
-        return cls(len(periodic), sum(periodic))
+    def read(cls, event_files: Iterable[Path]) -> "CheckpointCost":
+        """From the events of each instance."""
+        count, most = 0, 0.0
+        for events in event_files:
+            saved = (event for event in read_events(events) if event["event"] == "checkpoint") if events.exists() else ()
+            periodic = [stall for event in saved if (stall := event.get("stall")) is not None]
+            count, most = count + len(periodic), max(most, sum(periodic))
+        return cls(count, most)
+
+
+def _merged(spans: list[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """The same time without overlaps."""
+    merged: list[tuple[float, float]] = []
+    for start, stop in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+        else:
+            merged.append((start, stop))
+    return tuple(merged)

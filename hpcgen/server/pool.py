@@ -143,7 +143,7 @@ class Pool:
             self._settings.model,
             0,
             0,
-            skip=opened.results.is_finished,
+            skip=lambda request: not opened.results.is_wanted(request),
             ahead=max(64, self._wave // 8),
             pool=self._tokenizers,
         )

@@ -66,10 +66,10 @@ def test_a_request_is_finished_with_its_last_sample_and_keeps_their_order(start,
     results, _ = start(batch_input([completion(n=3)]))
     for sample in (2, 0):
         results.finish(finished(0, sample, tokens=[70 + sample, 1]))
-    assert not results.is_finished(0)
+    assert results.is_wanted(0)
     assert [sequence.sample for sequence in results.unassembled()] == [2, 0]
     results.finish(finished(0, 1, tokens=[71, 1]))
-    assert results.is_finished(0) and not list(results.unassembled())
+    assert not results.is_wanted(0) and not list(results.unassembled())
     results.write_outputs(tmp_path / "out.jsonl")
     choices = lines(tmp_path / "out.jsonl")[0]["response"]["body"]["choices"]
     assert [(choice["index"], choice["text"]) for choice in choices] == [(0, "d"), (1, "e"), (2, "f")]
@@ -109,7 +109,7 @@ def test_a_resumed_run_knows_what_is_finished(start, batch_input, completion, tm
     results.close()
     run.close()
     results, _ = start(batch)
-    assert [results.is_finished(request) for request in range(3)] == [False, True, True]
+    assert [results.is_wanted(request) for request in range(3)] == [True, False, False]
     assert (results.finished, results.failed, results.complete) == (2, 1, False)
     results.finish(finished(0))
     assert results.write_outputs(tmp_path / "out.jsonl") == (2, 1)
@@ -200,7 +200,7 @@ run = RunDirectory(sys.argv[2]).open(batch, sys.argv[3], {})
 tokenizer = Tokenizer.from_file(sys.argv[3] + "/tokenizer.json")
 results = Results(run, batch, Detokenizer(tokenizer), sub_batch=10, sync_seconds=0)
 for request in range(len(batch)):
-    if not results.is_finished(request):
+    if results.is_wanted(request):
         results.finish(Sequence(request * 128, request, 0, array("I", [5]), SamplingParams(4), array("I", [70, 1])))
         print(request, flush=True)
 results.write_outputs(sys.argv[4])

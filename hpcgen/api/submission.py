@@ -16,8 +16,8 @@ from hpcgen.batch.results import error_path
 from hpcgen.durable import DIRECTORY_MODE, FILE_MODE, write_atomically
 from hpcgen.errors import HpcgenError
 from hpcgen.jobs import slurm as slurm_client
+from hpcgen.jobs.job_options import merge_options
 from hpcgen.jobs.status import RunState, read_state
-from hpcgen.jobs.submission import merge_options
 from hpcgen.jobs.submission import submit as submit_job
 
 POLL_SECONDS = 2.0

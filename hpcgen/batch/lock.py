@@ -2,8 +2,9 @@
 
 flock is not dependable on NFS and Lustre; creating a link is atomic on both. Locks are numbered: the one with the
 highest number counts, a new owner links the next number, and so no lock is ever taken away by name. The owner touches
-its lock; one that was not touched for EXPIRY_SECONDS, by the file system's own clock, is dead. On the same host the
-process is looked up.
+its lock; one that was not touched for EXPIRY_SECONDS, by the file system's own clock, is dead: who comes while it is
+silent waits for a touch or for that time. On the same host the process is looked up, and a Slurm job that was requeued
+knows that its earlier self is gone.
 """
 
 import os
@@ -11,6 +12,8 @@ import re
 import secrets
 import socket
 import threading
+import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,6 +24,7 @@ from hpcgen.durable import FILE_MODE
 from hpcgen.errors import HpcgenError
 
 HEARTBEAT_SECONDS = 10.0
+POLL_SECONDS = 1.0
 EXPIRY_SECONDS = 120.0
 """Twelve heartbeats: a shared file system may well stall for a minute."""
 
@@ -40,6 +44,21 @@ class Owner(msgspec.Struct, frozen=True):
     """Unix time at which the process started, for a process id may be used again."""
     nonce: str
     released: bool = False
+    job: str | None = None
+    """Slurm job, or None outside of Slurm."""
+    restart: int = 0
+    """How often the job had been requeued."""
+
+    @classmethod
+    def this_process(cls, environment: Mapping[str, str] = os.environ) -> "Owner":
+        return cls(
+            socket.gethostname(), os.getpid(), psutil.Process().create_time(), secrets.token_hex(8),
+            job=environment.get("SLURM_JOB_ID"), restart=int(environment.get("SLURM_RESTART_COUNT", 0)),
+        )  # fmt: skip
+
+    def is_earlier_self_of(self, other: "Owner") -> bool:
+        """Whether Slurm has ended it before it started the other."""
+        return self.job is not None and self.job == other.job and self.restart < other.restart
 
 
 class DirectoryLock:
@@ -52,7 +71,7 @@ class DirectoryLock:
     def __init__(self, directory: Path, expiry_seconds: float = EXPIRY_SECONDS) -> None:
         self._directory = directory
         self._expiry_seconds = expiry_seconds
-        self._owner = Owner(socket.gethostname(), os.getpid(), psutil.Process().create_time(), secrets.token_hex(8))
+        self._owner = Owner.this_process()
         self._path = self._acquire()
         self._lost = False
         self._stop = threading.Event()
@@ -107,14 +126,25 @@ class DirectoryLock:
     def _refuse_if_live(self, number: int) -> None:
         path = self._directory / f"lock.{number:08d}"
         owner = _read(path) if number else None
-        if owner is None or owner.released:
+        if owner is None or owner.released or owner.is_earlier_self_of(self._owner):
             return
-        same_host = owner.host == self._owner.host
-        if _process_lives(owner) if same_host else self._age(path) < self._expiry_seconds:
+        if _process_lives(owner) if owner.host == self._owner.host else self._is_touched(path):
             raise LockedError(
                 f"{self._directory} is in use by process {owner.pid} on {owner.host}; wait for it or end it. "
                 f"Its lock is free {self._expiry_seconds:.0f} s after its last sign of life"
             )
+
+    def _is_touched(self, path: Path) -> bool:
+        """Waits for the next touch, at most until the lock expires; whether there was one."""
+        first = _modified(path)
+        while self._age(path) < self._expiry_seconds:
+            time.sleep(min(POLL_SECONDS, self._expiry_seconds / 4))
+            owner = _read(path)
+            if owner is None or owner.released:
+                return False
+            if _modified(path) != first:
+                return True
+        return False
 
     def _age(self, path: Path) -> float:
         """Seconds since the lock was touched. Both times are the file server's, so clocks of hosts may differ."""
@@ -143,6 +173,22 @@ class DirectoryLock:
         made = aside.stat().st_nlink == 2
         aside.unlink()
         return made
+
+
+def live_owner(directory: Path) -> Owner | None:
+    """Who works in a directory on this host, as far as can be seen without trying to; None where nobody does."""
+    highest = _highest(directory)
+    owner = _read(directory / f"lock.{highest:08d}") if highest else None
+    if owner is None or owner.released or owner.host != socket.gethostname() or not _process_lives(owner):
+        return None
+    return owner
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def _number(path: Path) -> int:

@@ -16,8 +16,10 @@ import os
 import secrets
 import socket
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -248,6 +250,27 @@ class Leases:
         while not self._stop.wait(self._expiry / HEARTBEATS):
             with suppress(OSError):  # a stall of the file system: the next beat tries again
                 self.beat()
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseCounts:
+    """How the sub-batches of a shared run stand, seen from outside."""
+
+    free: int
+    held: dict[str, int]
+    """By instance."""
+    done: dict[str, int]
+    """By the instance whose results count."""
+
+    @classmethod
+    def read(cls, directory: Path) -> "LeaseCounts":
+        done = Counter(name.partition("@")[2] for name in _names(directory / "done"))
+        held = {name: sum(map(str.isdigit, _names(directory / "held" / name))) for name in _names(directory / "held")}
+        return cls(sum(map(str.isdigit, _names(directory / "free"))), held, dict(done))
+
+    @property
+    def instances(self) -> list[str]:
+        return sorted(self.held, key=lambda name: (len(name), name))
 
 
 def own_name(environment: Mapping[str, str] = os.environ) -> str:

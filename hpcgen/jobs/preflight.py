@@ -2,16 +2,19 @@
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from hpcgen.batch.fingerprint import model_fingerprint
+from hpcgen.batch.lock import live_owner
 from hpcgen.batch.reader import BatchInput
 from hpcgen.batch.request import RequestError
 from hpcgen.batch.results import check_output_path
 from hpcgen.batch.run_directory import RunDirectory
 from hpcgen.errors import HpcgenError
+from hpcgen.jobs import slurm
+from hpcgen.jobs.job_options import SlurmOptions
 from hpcgen.jobs.status import read_state
 from hpcgen.jobs.submission import jobs_directory
 
@@ -74,18 +77,25 @@ def check_memory(weight_bytes: int, node_memory: int | None, say: Callable[[str]
         say(f"warning: the weights leave {left:,.1f} GiB of a node's host memory for KV; batches will be small")
 
 
-def node_memory(mem: str | None, cluster: dict[str, Any]) -> int | None:
-    """Bytes of host memory on a node: as asked for, or as the cluster file says; None where neither does."""
-    match = _SIZE.fullmatch(mem) if mem else None
-    if match:
+def node_memory(options: SlurmOptions, cluster: dict[str, Any]) -> int | None:
+    """Bytes of host memory that the job gets on a node: as asked for, or at most what the cluster file or Slurm says
+    that a node has; None where nobody does."""
+    match = _SIZE.fullmatch(options.mem) if options.mem else None
+    if match and float(match[1]):  # --mem=0 means all of the node
         unit = {"": 2**20, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}[match[2].upper()]
-        return int(float(match[1]) * unit) or None  # --mem=0 means all of the node
+        return int(float(match[1]) * unit)
     stated = cluster.get("node", {}).get("host_memory")
-    return int(float(stated)) if stated else None
+    return int(float(stated)) if stated else slurm.largest_node(options.partition)
 
 
-def check_run_directory(path: Path, batch_input: BatchInput, model: Path, output: Path) -> None:
+def check_run_directory(
+    path: Path, batch_input: BatchInput, model: Path, output: Path, options: Mapping[str, Any], *, shared: bool
+) -> None:
     """Whether the run directory is free, or of this very run and idle.
+
+    Args:
+        options: those that decide the results, as far as the user gives them; None: a default.
+        shared: whether instances are to share it.
 
     Raises:
         HpcgenError: it is of another run, is complete, in use, or cannot be written.
@@ -98,6 +108,19 @@ def check_run_directory(path: Path, batch_input: BatchInput, model: Path, output
             raise PreflightError(f"{path} is of another input, {manifest.input.path}: use a new --run-dir")
         if manifest.model.fingerprint != model_fingerprint(model):
             raise PreflightError(f"{path} is of another model, {manifest.model.path}: use a new --run-dir")
+        if manifest.shared != shared:
+            begun = "is shared by instances: give --instances" if manifest.shared else "was begun without --instances"
+            raise PreflightError(f"the run in {path} {begun}, or use a new --run-dir")
+        for name, value in options.items():
+            before = manifest.options.get(name)
+            if value != before and not (value is None and (name != "sub_batch" or shared)):
+                raise PreflightError(
+                    f"the run in {path} was begun with --{name.replace('_', '-')} {before}, not {value}: "
+                    "give the same as before, or use a new --run-dir"
+                )
+    owner = live_owner(path) if path.is_dir() else None
+    if owner is not None:
+        raise PreflightError(f"process {owner.pid} on this machine works on the run in {path}: wait for it or end it")
     if directory.manifest_path.exists() or jobs_directory(path).exists():
         state = read_state(path)
         if state.complete:

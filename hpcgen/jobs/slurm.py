@@ -111,6 +111,22 @@ def job_id(environment: Mapping[str, str] = os.environ) -> str | None:
     return environment.get("SLURM_JOB_ID")
 
 
+def largest_node(partition: str | None) -> int | None:
+    """Bytes of memory of the node that has most, in the partition or the default one; None where Slurm does not say."""
+    try:
+        lines = client("sinfo", "--noheader", "--format=%P %m").splitlines()
+    except SlurmError:
+        return None
+    found = [words for words in map(str.split, lines) if len(words) == 2]
+    names = partition.split(",") if partition else [name.rstrip("*") for name, _ in found if name.endswith("*")]
+    wanted = [size for name, size in found if name.rstrip("*") in names]
+    sizes = [int(size.rstrip("+")) for size in wanted if size.rstrip("+").isdigit()]
+    # Slurm takes a node whose memory nobody stated to have 1 MiB. A `+` says that others have more.
+    if not sizes or max(sizes) <= 1 or any(size.endswith("+") for size in wanted):
+        return None
+    return max(sizes) * 2**20
+
+
 def seconds_left(own_job: str, now: float | None = None) -> float | None:
     """Seconds until Slurm begins to kill the job; None where it does not say.
 

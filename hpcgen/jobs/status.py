@@ -10,12 +10,10 @@ from hpcgen.batch.run_directory import RunDirectory
 from hpcgen.checkpoint.manifest import epochs
 from hpcgen.errors import HpcgenError
 from hpcgen.jobs import slurm
+from hpcgen.jobs.leases import LeaseCounts
 from hpcgen.jobs.submission import Submission, submissions
 from hpcgen.report.events import read_events
 from hpcgen.report.progress import duration
-
-JOURNALS = "journal*"
-"""Journals of a run: one, or one for each instance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +36,20 @@ class RunState:
     jobs: tuple[slurm.Job, ...]
     """Of all submissions, as far as Slurm remembers them."""
     submissions: tuple[Submission, ...]
+    leases: LeaseCounts | None = None
+    """Of a run that instances share."""
     slurm_error: str | None = None
     """Why Slurm could not be asked."""
+
+    def check_slurm(self) -> None:
+        """For what needs to know the jobs. Raises SlurmError where Slurm could not be asked."""
+        if self.slurm_error is not None:
+            raise slurm.SlurmError(self.slurm_error)
+
+    def jobs_of(self, instance: str) -> list[slurm.Job]:
+        """Jobs that are, or were, this instance."""
+        ids = {submission.job_of(instance) for submission in self.submissions if instance in submission.instances}
+        return [job for job in self.jobs if job.id in ids]
 
     @property
     def active(self) -> list[slurm.Job]:
@@ -69,8 +79,10 @@ def read_state(path: Path) -> RunState:
     if directory.manifest_path.exists() or not recorded:
         requests = directory.read_manifest().input.requests
     records: dict[int, tuple[bool, float]] = {}
-    for journal in path.glob(JOURNALS):
-        records.update((request, (ok, finished)) for request, ok, finished in scan(journal))
+    parts = directory.parts()
+    for part in parts:
+        if part.journal_path.exists():
+            records.update((request, (ok, finished)) for request, ok, finished in scan(part.journal_path))
     jobs, error = _ask_slurm(recorded)
     ok = sum(record[0] for record in records.values())
     return RunState(
@@ -80,10 +92,11 @@ def read_state(path: Path) -> RunState:
         ok=ok,
         failed=len(records) - ok,
         last_result=max((finished for _, finished in records.values()), default=None),
-        checkpoints=len(epochs(directory.checkpoints)),
-        phase=_last_phase(directory.events_path),
+        checkpoints=sum(len(epochs(part.checkpoints)) for part in parts),
+        phase="" if directory.leases.exists() else _last_phase(directory.events_path),
         jobs=tuple(jobs),
         submissions=tuple(recorded),
+        leases=LeaseCounts.read(directory.leases) if directory.leases.exists() else None,
         slurm_error=error,
     )
 
@@ -95,6 +108,13 @@ def render(state: RunState) -> str:
     if state.requests:
         share = f" ({done / state.requests:.0%})"
         lines.append(f"requests     {done:,} of {state.requests:,} done{share}, {state.failed:,} failed")
+    if state.leases is not None:
+        done, held = sum(state.leases.done.values()), sum(state.leases.held.values())
+        lines.append(f"sub-batches  {done:,} done, {held:,} in work, {state.leases.free:,} free")
+        lines += [
+            f"  {name:<10} {state.leases.done.get(name, 0):,} done, {state.leases.held[name]:,} in work"
+            for name in state.leases.instances
+        ]
     if state.last_result is not None:
         lines.append(f"last result  {duration(time.time() - state.last_result)} ago")
     if state.phase and not state.complete:

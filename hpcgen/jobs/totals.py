@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from hpcgen.batch.journal import Records
-from hpcgen.report.events import read_events
+from hpcgen.report.events import job_spans, read_events, without_overlaps
 
 
 class TokenTotals(NamedTuple):
@@ -62,15 +62,10 @@ class JobTimes:
         spans: list[tuple[float, float]] = []
         resumed = 0
         for events in event_files:
-            own: list[tuple[float, float]] = []
-            for event in read_events(events) if events.exists() else ():
-                if event["event"] == "opened":
-                    own.append((event["time"], event["time"]))
-                elif own:
-                    own[-1] = (own[-1][0], event["time"])
+            own = job_spans(read_events(events)) if events.exists() else []
             spans += own
             resumed += max(len(own) - 1, 0)
-        return cls(_merged(spans), resumed)
+        return cls(without_overlaps(spans), resumed)
 
     @property
     def seconds(self) -> float:
@@ -103,14 +98,3 @@ class CheckpointCost:
             periodic = [stall for event in saved if (stall := event.get("stall")) is not None]
             count, most = count + len(periodic), max(most, sum(periodic))
         return cls(count, most)
-
-
-def _merged(spans: list[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """The same time without overlaps."""
-    merged: list[tuple[float, float]] = []
-    for start, stop in sorted(spans):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
-        else:
-            merged.append((start, stop))
-    return tuple(merged)

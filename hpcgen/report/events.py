@@ -12,7 +12,7 @@ A JSON object a line. Each job of a run opens with an `opened` event that carrie
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -123,6 +123,28 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
                 continue
             if isinstance(event, dict) and "event" in event:
                 yield event
+
+
+def job_spans(events: Iterable[dict[str, Any]]) -> list[tuple[float, float]]:
+    """(first, last event) of each job in a stream of events, in Unix time."""
+    spans: list[tuple[float, float]] = []
+    for event in events:
+        if event["event"] == "opened":
+            spans.append((event["time"], event["time"]))
+        elif spans:
+            spans[-1] = (spans[-1][0], max(event["time"], spans[-1][1]))
+    return spans
+
+
+def without_overlaps(spans: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """The same time in separate spans, in order: instances work side by side."""
+    merged: list[tuple[float, float]] = []
+    for start, stop in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+        else:
+            merged.append((start, stop))
+    return tuple(merged)
 
 
 def _lacks_newline(path: Path) -> bool:

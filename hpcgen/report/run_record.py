@@ -10,10 +10,8 @@ import numpy as np
 
 from hpcgen.batch.journal import scan_lines
 from hpcgen.batch.run_directory import Manifest, RunDirectory
-from hpcgen.report.events import read_events
+from hpcgen.report.events import job_spans, read_events, without_overlaps
 
-JOURNALS = "journal*"
-"""Journals of a run: one, or one for each instance."""
 _SERIES_EVENTS = {"opened", "phase", "steps", "load", "memory", "plan"}
 """Events that are drawn as curves or tables; all others are marks on the timeline."""
 
@@ -117,9 +115,11 @@ class RunRecord:
         """Raises RunDirectoryError or JournalError where it is no run directory, or its files are damaged."""
         directory = RunDirectory(path)
         manifest = directory.read_manifest()
-        events = list(read_events(directory.events_path)) if directory.events_path.exists() else []
-        finished = _read_journals(path)
-        clock = _clock(events, finished, manifest.created)
+        parts = [part for part in directory.parts() if part.events_path.exists()]
+        streams = [list(read_events(part.events_path)) for part in parts]
+        events = sorted((event for stream in streams for event in stream), key=lambda event: event["time"])
+        finished = _read_journals(directory)
+        clock = _clock(streams, finished, manifest.created)
         by_kind: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for event in events:
             by_kind[event["event"]].append({**event, "at": clock(event["time"])})
@@ -188,16 +188,12 @@ class RunRecord:
 _ENVELOPE = {"event", "time", "at"}
 
 
-def _clock(events: list[dict[str, Any]], finished: list[Finished], created: float) -> Clock:
-    spans: list[tuple[float, float]] = []
-    for event in events:
-        if event["event"] == "opened":
-            spans.append((event["time"], event["time"]))
-        elif spans:
-            spans[-1] = (spans[-1][0], max(event["time"], spans[-1][1]))
+def _clock(streams: list[list[dict[str, Any]]], finished: list[Finished], created: float) -> Clock:
+    """From the events of each instance."""
+    spans = [span for events in streams for span in job_spans(events)]
     if not spans:
         spans = [(created, max([created, *(one.time for one in finished)]))]
-    return Clock(tuple(spans))
+    return Clock(without_overlaps(spans))
 
 
 def _phases(by_kind: dict[str, list[dict[str, Any]]], clock: Clock) -> list[PhaseSpan]:
@@ -215,10 +211,10 @@ def _phases(by_kind: dict[str, list[dict[str, Any]]], clock: Clock) -> list[Phas
     return spans
 
 
-def _read_journals(path: Path) -> list[Finished]:
+def _read_journals(directory: RunDirectory) -> list[Finished]:
     decoder = msgspec.json.Decoder(_Line)
     found: dict[int, Finished] = {}
-    for journal in sorted(path.glob(JOURNALS)):
+    for journal in [part.journal_path for part in directory.parts() if part.journal_path.exists()]:
         for request, ok, time, payload in scan_lines(journal):
             try:
                 line = decoder.decode(payload)

@@ -140,7 +140,7 @@ def _serve_local(arguments: argparse.Namespace, options: "ServeOptions") -> None
 
 
 def _serve_slurm(arguments: argparse.Namespace, options: "ServeOptions") -> None:
-    from hpcgen.jobs.submission import load_cluster_file, merge_options
+    from hpcgen.jobs.job_options import load_cluster_file, merge_options
     from hpcgen.server.serve import serve_slurm
 
     job = merge_options(load_cluster_file(arguments.slurm).get("slurm", {}), {})

@@ -19,7 +19,7 @@ from hpcgen.server.tokens import load_tokens, require_tokens_beyond_loopback
 
 if TYPE_CHECKING:
     from hpcgen.jobs.instance import InstanceOptions
-    from hpcgen.jobs.submission import SlurmOptions
+    from hpcgen.jobs.job_options import SlurmOptions
 
 IDLE_SECONDS = 0.02
 Say = Callable[[str], None]

@@ -17,8 +17,9 @@ from hpcgen.batch.sub_batches import Counts
 from hpcgen.durable import DIRECTORY_MODE
 from hpcgen.errors import HpcgenError
 from hpcgen.jobs import slurm
+from hpcgen.jobs.job_options import SlurmOptions
 from hpcgen.jobs.status import RunState, read_state
-from hpcgen.jobs.submission import SlurmOptions, Submission, submissions, submit
+from hpcgen.jobs.submission import Submission, submissions, submit
 from hpcgen.server.delivery import OpenBatch, RunSettings, fail, new_file_id, note_ending, record_outputs
 from hpcgen.server.settings import Places
 from hpcgen.server.store import Store, StoredBatch

@@ -50,10 +50,25 @@ def test_a_lock_of_this_process_is_refused_too(tmp_path):
     lock.release()
 
 
-def test_a_process_on_another_host_is_alive_while_its_lock_is_fresh(tmp_path):
-    lock_of(tmp_path)
+def test_a_process_on_another_host_is_alive_while_it_touches_its_lock(tmp_path):
+    path = lock_of(tmp_path)
+    touched = threading.Timer(0.1, lambda: os.utime(path, (1.0, path.stat().st_mtime + 1)))
+    touched.start()
     with pytest.raises(LockedError, match="on elsewhere"):
-        DirectoryLock(tmp_path)
+        DirectoryLock(tmp_path, expiry_seconds=60)
+    touched.join()
+
+
+def test_a_process_on_another_host_that_stays_silent_is_waited_for(tmp_path):
+    lock_of(tmp_path)
+    DirectoryLock(tmp_path, expiry_seconds=0.2).release()
+
+
+def test_a_job_that_slurm_requeued_on_another_host_goes_on_at_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "5")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    lock_of(tmp_path, job="5", restart=0)
+    DirectoryLock(tmp_path).release()
 
 
 def test_a_process_on_another_host_is_dead_when_its_lock_is_old(tmp_path):

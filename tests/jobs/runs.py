@@ -8,12 +8,14 @@ from hpcgen.durable import write_json
 from hpcgen.jobs.submission import Submission
 
 
-def make_run(path, requests=10, ok=0, failed=0, complete=False, sha256="0", fingerprint="0"):
+def make_run(path, requests=10, ok=0, failed=0, complete=False, sha256="0", fingerprint="0", options=None):
     """A run of `requests` requests of which some are finished."""
     path.mkdir(parents=True, exist_ok=True)
     identity = InputIdentity(str(path / "input.jsonl"), 100, sha256, requests)
     model = ModelIdentity("/models/m", fingerprint)
-    write_json(path / "manifest.json", Manifest(id="ab", created=1.0, input=identity, model=model, options={}))
+    write_json(
+        path / "manifest.json", Manifest(id="ab", created=1.0, input=identity, model=model, options=options or {})
+    )
     journal = Journal(path / "journal", requests)
     for request in range(ok + failed):
         journal.append(request, request < ok, b"{}")
@@ -23,9 +25,9 @@ def make_run(path, requests=10, ok=0, failed=0, complete=False, sha256="0", fing
     return path
 
 
-def add_submission(path, job_id="5", submitted=1.0, arguments=("run",)):
+def add_submission(path, job_id="5", submitted=1.0, arguments=("run",), instances=()):
     (path / "jobs").mkdir(parents=True, exist_ok=True)
-    record = Submission(job_id, 1, submitted, list(arguments), {"nodes": 1})
+    record = Submission(job_id, list(instances), submitted, list(arguments), {"nodes": 1})
     write_json(path / "jobs" / f"submission-{job_id}.json", record)
 
 

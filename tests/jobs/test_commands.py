@@ -6,7 +6,8 @@ import pytest
 from hpcgen.cli import add_run_arguments
 from hpcgen.errors import HpcgenError
 from hpcgen.jobs import slurm
-from hpcgen.jobs.commands import add_job_parsers, arguments_of_run
+from hpcgen.jobs.commands import add_job_parsers
+from hpcgen.jobs.submit_commands import arguments_of_run
 from tests.jobs.runs import add_submission, job_line, make_run
 
 
@@ -103,7 +104,7 @@ def test_resume_submits_the_last_job_again(tmp_path, controller, monkeypatch, ca
 
     def submit(options, run_directory, arguments):
         seen.append((options.nodes, run_directory, arguments))
-        return submission.Submission("6", 1, 2.0, arguments, {})
+        return submission.Submission("6", [], 2.0, arguments, {})
 
     monkeypatch.setattr(submission, "submit", submit)
     make_run(tmp_path / "run")

@@ -3,9 +3,11 @@ import json
 import pytest
 
 from hpcgen.batch.fingerprint import model_fingerprint
+from hpcgen.batch.lock import DirectoryLock
 from hpcgen.batch.reader import BatchInput
 from hpcgen.errors import HpcgenError
 from hpcgen.jobs import slurm
+from hpcgen.jobs.job_options import SlurmOptions
 from hpcgen.jobs.preflight import (
     PreflightError,
     check_input,
@@ -99,41 +101,71 @@ def test_little_room_for_kv_is_a_warning():
     ],
 )
 def test_the_memory_of_a_node_is_what_is_asked_for_else_what_the_cluster_file_says(mem, cluster, expected):
-    assert node_memory(mem, cluster) == expected
+    assert node_memory(SlurmOptions(mem=mem), cluster) == expected
+
+
+@pytest.mark.parametrize(
+    ("partition", "expected"), [(None, 4000 * 2**20), ("big", 9000 * 2**20), ("big,low", 9000 * 2**20), ("mixed", None)]
+)
+def test_else_it_is_what_slurm_says_of_the_partition(monkeypatch, partition, expected):
+    monkeypatch.setattr(slurm, "client", lambda *command: "low* 4000\nlow* 2000\nbig 9000\nmixed 4000+\n")
+    assert node_memory(SlurmOptions(partition=partition), {}) == expected
+
+
+def check(tmp_path, batch, model, output=None, shared=False, **options):
+    check_run_directory(tmp_path / "run", batch, model, output or tmp_path / "out.jsonl", options, shared=shared)
 
 
 def test_a_new_run_directory_is_made(tmp_path, batch, model):
-    check_run_directory(tmp_path / "run", batch, model, tmp_path / "out.jsonl")
+    check(tmp_path, batch, model)
     assert (tmp_path / "run" / "jobs").is_dir()
 
 
 def test_a_stopped_run_of_the_same_input_and_model_may_go_on(tmp_path, batch, model):
     make_run(tmp_path / "run", requests=2, sha256=batch.sha256, fingerprint=model_fingerprint(model))
-    check_run_directory(tmp_path / "run", batch, model, tmp_path / "out.jsonl")
+    check(tmp_path, batch, model)
 
 
 def test_a_run_of_another_input_or_model_is_refused(tmp_path, batch, model):
     make_run(tmp_path / "run")
     with pytest.raises(PreflightError, match="another input"):
-        check_run_directory(tmp_path / "run", batch, model, tmp_path / "out.jsonl")
+        check(tmp_path, batch, model)
     make_run(tmp_path / "run", sha256=batch.sha256)
     with pytest.raises(PreflightError, match="another model"):
-        check_run_directory(tmp_path / "run", batch, model, tmp_path / "out.jsonl")
+        check(tmp_path, batch, model)
+
+
+def test_a_run_that_was_begun_otherwise_is_refused(tmp_path, batch, model):
+    make_run(tmp_path / "run", sha256=batch.sha256, fingerprint=model_fingerprint(model), options={"seed": 1})
+    check(tmp_path, batch, model, seed=1, max_model_len=None)
+    with pytest.raises(PreflightError, match="--seed 1, not 2"):
+        check(tmp_path, batch, model, seed=2)
+    with pytest.raises(PreflightError, match="without --instances"):
+        check(tmp_path, batch, model, seed=1, shared=True)
+
+
+def test_a_run_that_a_process_here_works_on_is_refused(tmp_path, batch, model):
+    (tmp_path / "run").mkdir()
+    lock = DirectoryLock(tmp_path / "run")
+    with pytest.raises(PreflightError, match="on this machine"):
+        check(tmp_path, batch, model)
+    lock.release()
+    check(tmp_path, batch, model)
 
 
 def test_a_complete_run_is_refused(tmp_path, batch, model):
     make_run(tmp_path / "run", sha256=batch.sha256, fingerprint=model_fingerprint(model), complete=True)
     with pytest.raises(PreflightError, match="complete"):
-        check_run_directory(tmp_path / "run", batch, model, tmp_path / "out.jsonl")
+        check(tmp_path, batch, model)
 
 
 def test_a_run_that_waits_in_the_queue_is_refused(tmp_path, batch, model, monkeypatch):
     monkeypatch.setattr(slurm, "jobs", lambda job_id, timeout=0: slurm.parse_jobs(job_line("5", "PENDING")))
     add_submission(tmp_path / "run", "5")
     with pytest.raises(PreflightError, match=r"\(5\)"):
-        check_run_directory(tmp_path / "run", batch, model, tmp_path / "out.jsonl")
+        check(tmp_path, batch, model)
 
 
 def test_an_output_that_cannot_be_written_is_refused(tmp_path, batch, model):
     with pytest.raises(HpcgenError, match="absent"):
-        check_run_directory(tmp_path / "run", batch, model, tmp_path / "absent" / "out.jsonl")
+        check(tmp_path, batch, model, tmp_path / "absent" / "out.jsonl")

@@ -28,9 +28,10 @@ def test_a_journal_that_is_being_written_is_counted_up_to_its_last_whole_record(
 
 
 def test_journals_of_several_instances_count_together_and_nothing_twice(tmp_path, controller):
-    run = make_run(tmp_path / "run", ok=3)
-    make_run(tmp_path / "other", ok=5)
-    (tmp_path / "other" / "journal").rename(run / "journal.1")
+    run = make_run(tmp_path / "run")
+    for name, ok in (("a", 3), ("b", 5)):
+        (run / "instances" / name).mkdir(parents=True)
+        (make_run(tmp_path / name, ok=ok) / "journal").rename(run / "instances" / name / "journal")
     assert read_state(run).ok == 5
 
 

@@ -1,18 +1,11 @@
+import pickle
 import stat
 
 import pytest
 
 from hpcgen.jobs import slurm
-from hpcgen.jobs.submission import (
-    SlurmOptions,
-    SubmissionError,
-    batch_script,
-    load_cluster_file,
-    merge_options,
-    minutes,
-    submissions,
-    submit,
-)
+from hpcgen.jobs.job_options import SlurmOptions, SubmissionError, load_cluster_file, merge_options, minutes
+from hpcgen.jobs.submission import batch_script, next_instance, submissions, submit
 
 ARGUMENTS = ["run", "--model", "/models/a b", "--seed", "3"]
 
@@ -86,7 +79,8 @@ def test_after_the_ranks_the_script_requeues_and_ends_with_their_status(tmp_path
 
 def test_instances_are_an_array(tmp_path):
     assert "#SBATCH --array=0-3%4\n" in script(tmp_path, instances=4)
-    assert "--array" not in script(tmp_path)
+    assert "--instance N" in script(tmp_path, instances=4)
+    assert "--array" not in script(tmp_path) and "--instance" not in script(tmp_path)
 
 
 def test_the_script_says_what_it_runs(tmp_path):
@@ -120,10 +114,16 @@ def test_the_command_line_counts_more_than_the_cluster_file():
     assert options.sbatch == {"exclusive": True, "hint": "b"}
 
 
-@pytest.mark.parametrize("cluster", [{"partitoin": "x"}, {"nodes": "two"}])
+@pytest.mark.parametrize("cluster", [{"partitoin": "x"}, {"nodes": "two"}, {"instances": 0}])
 def test_a_wrong_name_or_value_in_a_cluster_file_is_named(cluster):
     with pytest.raises(SubmissionError, match=next(iter(cluster))):
         merge_options(cluster, {})
+
+
+@pytest.mark.parametrize(("name", "ours"), [("array", "--instances"), ("time", "--time"), ("output", "itself")])
+def test_options_of_sbatch_that_would_undo_ours_are_refused(name, ours):
+    with pytest.raises(SubmissionError, match=ours):
+        merge_options({}, {"sbatch": {name: "x"}})
 
 
 def test_a_time_without_quotes_in_yaml_is_explained():
@@ -155,9 +155,18 @@ def test_a_job_is_recorded_in_the_run_directory(tmp_path, sbatch):
 
 
 def test_an_array_is_one_submission(tmp_path, sbatch):
-    record = submit(SlurmOptions(instances=3), tmp_path / "run", ARGUMENTS)
-    assert (record.job_id, record.instances) == ("42", 3)
+    record = submit(SlurmOptions(instances=3), tmp_path / "run", ARGUMENTS, first=next_instance(tmp_path / "run"))
+    assert (record.job_id, record.instances, record.job_of("1")) == ("42", ["0", "1", "2"], "42_1")
     assert "--array=0-2%3" in (tmp_path / "script").read_text()
+    tasks = [pickle.loads(path.read_bytes()).function for path in sorted((tmp_path / "run").rglob("42_*.pkl"))]
+    assert [task.arguments for task in tasks] == [[*ARGUMENTS, "--instance", name] for name in "012"]
+    assert next_instance(tmp_path / "run") == 3
+
+
+def test_one_instance_is_a_job_that_others_can_join(tmp_path, sbatch):
+    record = submit(SlurmOptions(instances=1), tmp_path / "run", ARGUMENTS, first=3)
+    assert (record.instances, record.job_of("3")) == (["3"], "42")
+    assert "--array" not in (tmp_path / "script").read_text()
 
 
 def test_the_words_of_sbatch_are_in_the_message(tmp_path, sbatch):

@@ -11,7 +11,8 @@ from hpcgen.batch.journal import Journal
 from hpcgen.batch.reader import BatchInput
 from hpcgen.batch.run_directory import RunDirectory
 from hpcgen.jobs import slurm
-from hpcgen.jobs.submission import SlurmOptions, Submission, jobs_directory
+from hpcgen.jobs.job_options import SlurmOptions
+from hpcgen.jobs.submission import Submission, jobs_directory
 from hpcgen.server.access import Server
 from hpcgen.server.delivery import RunSettings
 from hpcgen.server.slurm_runs import MOST_SUBMISSIONS, SlurmRuns
@@ -34,9 +35,9 @@ class Cluster:
         self.submitted.append((run_directory, arguments))
         id = str(100 + len(self.submitted))
         self.states[id] = "PENDING"
-        record = Submission(id, 1, time.time(), arguments, {})
+        record = Submission(id, [], time.time(), arguments, {})
         jobs_directory(run_directory).mkdir(exist_ok=True)
-        content = {"job_id": id, "instances": 1, "submitted": record.submitted, "arguments": arguments, "slurm": {}}
+        content = {"job_id": id, "instances": [], "submitted": record.submitted, "arguments": arguments, "slurm": {}}
         (jobs_directory(run_directory) / f"submission-{id}.json").write_text(json.dumps(content))
         return record
 

@@ -256,9 +256,14 @@ class _Batch:
         """Tokens of a wave of all ranks."""
         return self._engine_options.expert_batch * self._world.size
 
+    @property
+    def _batch(self) -> int:
+        """Sequences that all ranks decode at once."""
+        return self._engine_options.most_active * self._world.size
+
     def _loop(self, intake: Intake, engine: Engine | Coordinator) -> None:
         while True:
-            while engine.backlog < self._wave:
+            while engine.backlog < self._wave and self._share.wants_more(engine.pending, self._batch):
                 # With few sequences in hand, a full wave is worth a wait for the tokenizer.
                 with self._watchdog.waiting("requests that the tokenizer works on"):
                     item = self._take(intake, engine.pending < self._wave // 2)

@@ -15,6 +15,8 @@ LOOK_SECONDS = 10.0
 """Between two looks at whether other instances have taken over what is held here."""
 RETRY_SECONDS = 2.0
 """Between two tries to lease something after there was nothing."""
+FULL_BATCHES = 2
+"""Sequences that an instance takes on, in batches that decode at once: one, and one to refill it from."""
 SUB_BATCHES = 100
 """Into so many a shared run is divided where the user does not say."""
 MOST_REQUESTS = 1000
@@ -35,6 +37,13 @@ class Share(Protocol):
 
     def wait_for_work(self, check: Callable[[], None]) -> bool:
         """Whether there is anything to do, now or after some waiting. `check` may raise to end it."""
+
+    def wants_more(self, sequences: int, batch: int) -> bool:
+        """Whether the engine, which has so many unfinished sequences, should get more before it asks.
+
+        Args:
+            batch: sequences that it decodes at once.
+        """
 
     def supply(self, intake: Intake) -> None:
         """Sees to it that requests are there before they are needed. Cheap."""
@@ -78,6 +87,9 @@ class WholeInput:
     def wait_for_work(self, check: Callable[[], None]) -> bool:
         return not self._results.complete
 
+    def wants_more(self, sequences: int, batch: int) -> bool:
+        return True
+
     def supply(self, intake: Intake) -> None:
         if self._unread:
             intake.add(self._unread)
@@ -96,7 +108,7 @@ class WholeInput:
 class LeasedShare:
     """A part of a shared run that changes as sub-batches are leased and finished.
 
-    It holds `ahead` sub-batches more than the engine has begun with, so that the batch stays full while the last
+    It takes on what fills the batch, and holds `ahead` sub-batches more, so that the batch stays full while the last
     sequences of a sub-batch come to their end.
     """
 
@@ -145,6 +157,10 @@ class LeasedShare:
             if not self._acquire():
                 time.sleep(RETRY_SECONDS / 4)
         return True
+
+    def wants_more(self, sequences: int, batch: int) -> bool:
+        """An engine prefills as much as its host store holds: the others, and those that come later, would get none."""
+        return sequences < FULL_BATCHES * batch
 
     def supply(self, intake: Intake) -> None:
         while len(self._held) - len(self._begun) < self._ahead and self._acquire():

@@ -14,9 +14,9 @@ from hpcgen.batch.results import check_output_path
 from hpcgen.batch.run_directory import RunDirectory
 from hpcgen.errors import HpcgenError
 from hpcgen.jobs import slurm
-from hpcgen.jobs.job_options import SlurmOptions
+from hpcgen.jobs.job_options import SlurmOptions, minutes
 from hpcgen.jobs.status import read_state
-from hpcgen.jobs.submission import jobs_directory
+from hpcgen.jobs.submission import jobs_directory, submissions
 
 SHOWN_ERRORS = 3
 CHECKED_LINES = 100_000
@@ -85,7 +85,24 @@ def node_memory(options: SlurmOptions, cluster: dict[str, Any]) -> int | None:
         unit = {"": 2**20, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}[match[2].upper()]
         return int(float(match[1]) * unit)
     stated = cluster.get("node", {}).get("host_memory")
-    return int(float(stated)) if stated else slurm.largest_node(options.partition)
+    if stated:
+        return int(float(stated))
+    sizes = [partition.memory for partition in slurm.partitions(options.partition)]
+    return None if not sizes or None in sizes else max(filter(None, sizes))
+
+
+def check_job(options: SlurmOptions, script: str) -> None:
+    """Whether Slurm would ever start the job: it accepts jobs that wait for ever.
+
+    Raises:
+        PreflightError: it would not, with its words.
+    """
+    limits = [partition.time_limit for partition in slurm.partitions(options.partition)]
+    if limits and all(limit != "infinite" and minutes(options.time) > minutes(limit) for limit in limits):
+        raise PreflightError(f"--time {options.time} is more than the partition allows, {', '.join(limits)}")
+    words = slurm.refusal(script)
+    if words is not None:
+        raise PreflightError(f"Slurm would never run this job: {words}")
 
 
 def check_run_directory(
@@ -121,7 +138,7 @@ def check_run_directory(
     owner = live_owner(path) if path.is_dir() else None
     if owner is not None:
         raise PreflightError(f"process {owner.pid} on this machine works on the run in {path}: wait for it or end it")
-    if directory.manifest_path.exists() or jobs_directory(path).exists():
+    if directory.manifest_path.exists() or submissions(path):
         state = read_state(path)
         if state.complete:
             raise PreflightError(f"the run in {path} is complete: its results are in {output}, or use a new --run-dir")

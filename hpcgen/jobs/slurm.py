@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -111,20 +112,42 @@ def job_id(environment: Mapping[str, str] = os.environ) -> str | None:
     return environment.get("SLURM_JOB_ID")
 
 
-def largest_node(partition: str | None) -> int | None:
-    """Bytes of memory of the node that has most, in the partition or the default one; None where Slurm does not say."""
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """What is asked of a partition before a job is submitted to it."""
+
+    memory: int | None
+    """Bytes of the node that has most; None where Slurm does not know."""
+    time_limit: str
+    """As sbatch takes it, or 'infinite'."""
+
+
+def partitions(names: str | None) -> list[Partition]:
+    """Those of `--partition`, or the default one; none where Slurm does not answer."""
     try:
-        lines = client("sinfo", "--noheader", "--format=%P %m").splitlines()
+        lines = client("sinfo", "--noheader", "--format=%P %m %l").splitlines()
     except SlurmError:
-        return None
-    found = [words for words in map(str.split, lines) if len(words) == 2]
-    names = partition.split(",") if partition else [name.rstrip("*") for name, _ in found if name.endswith("*")]
-    wanted = [size for name, size in found if name.rstrip("*") in names]
-    sizes = [int(size.rstrip("+")) for size in wanted if size.rstrip("+").isdigit()]
-    # Slurm takes a node whose memory nobody stated to have 1 MiB. A `+` says that others have more.
-    if not sizes or max(sizes) <= 1 or any(size.endswith("+") for size in wanted):
-        return None
-    return max(sizes) * 2**20
+        return []
+    rows = [words for words in map(str.split, lines) if len(words) == 3]
+    wanted = names.split(",") if names else [name.rstrip("*") for name, _, _ in rows if name.endswith("*")]
+    return [Partition(_memory(size), limit) for name, size, limit in rows if name.rstrip("*") in wanted]
+
+
+def _memory(text: str) -> int | None:
+    # Of a node whose memory nobody stated Slurm says 1 MiB; a `+` means that others have more.
+    return int(text) * 2**20 if text.isdigit() and int(text) > 1 else None
+
+
+def refusal(script: str) -> str | None:
+    """Why Slurm would never run a batch script; None where it would, or does not say."""
+    with tempfile.NamedTemporaryFile("w", prefix="hpcgen-", suffix=".sh") as file:
+        file.write(script)
+        file.flush()
+        try:
+            client("sbatch", "--test-only", file.name)
+        except SlurmError as error:
+            return str(error).partition("failed: ")[2] or None
+    return None
 
 
 def seconds_left(own_job: str, now: float | None = None) -> float | None:

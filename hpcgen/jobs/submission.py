@@ -1,9 +1,11 @@
 """Jobs of a run: the batch script (submitit writes and submits it), and the record of each in the run directory."""
 
+import io
 import os
 import shlex
 import sys
 import time
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,7 +71,8 @@ def submit(options: SlurmOptions, run_directory: Path, arguments: list[str], fir
     names = [str(first + task) for task in range(options.instances or 0)]
     tasks = [RunTask([*arguments, "--instance", name]) for name in names] or [RunTask(arguments)]
     try:
-        jobs = executor.submit_array(tasks)
+        with redirect_stderr(io.StringIO()):  # sbatch's words, which the error has too
+            jobs = executor.submit_array(tasks)
     except FailedJobError as error:
         raise SubmissionError(f"sbatch refused the job: {str(error).strip()}") from None
     record = Submission(

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from hpcgen.errors import HpcgenError
 
 if TYPE_CHECKING:
+    from hpcgen.jobs.job_options import SlurmOptions
+    from hpcgen.jobs.status import RunState
     from hpcgen.jobs.submission import Submission
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -118,8 +120,9 @@ def _submit(arguments: argparse.Namespace) -> int:
     options = merge_options(cluster.get("slurm", {}), _given(arguments) | {"instances": arguments.instances})
     run_directory = (arguments.run_dir or arguments.output.with_suffix(".run")).absolute()
     run_arguments = arguments_of_run(arguments, arguments.add_run_arguments)
+    script = batch_script(options, run_directory, run_arguments)
     if arguments.dry_run:
-        print(batch_script(options, run_directory, run_arguments), end="")
+        print(script, end="")
         return 0
     weight_bytes = preflight.check_model(arguments.model)
     preflight.check_memory(weight_bytes, preflight.node_memory(options, cluster), _say)
@@ -130,6 +133,7 @@ def _submit(arguments: argparse.Namespace) -> int:
     preflight.check_run_directory(
         run_directory, batch_input, arguments.model, arguments.output, decisive, shared=options.instances is not None
     )
+    preflight.check_job(options, script)
     _show(submit(options, run_directory, run_arguments))
     print(f"run directory  {run_directory}")
     print(f"watch it with  hpcgen status {run_directory}; hpcgen logs -f {run_directory}")
@@ -162,7 +166,7 @@ def arguments_of_run(
 def _resume(arguments: argparse.Namespace) -> int:
     from hpcgen.jobs.job_options import merge_options
     from hpcgen.jobs.status import read_state
-    from hpcgen.jobs.submission import next_instance, submit
+    from hpcgen.jobs.submission import next_instance
 
     state = read_state(arguments.run_directory)
     state.check_slurm()
@@ -179,14 +183,14 @@ def _resume(arguments: argparse.Namespace) -> int:
     elif instances is not None:
         raise NothingToDo(f"the run in {state.path} was submitted as one job: resume it without --instances")
     options = merge_options(last.slurm, _given(arguments) | {"instances": instances})
-    _show(submit(options, state.path.absolute(), last.arguments))
+    _submit_again(options, state, first=0)
     return 0
 
 
 def _add_instances(arguments: argparse.Namespace) -> int:
     from hpcgen.jobs.job_options import merge_options
     from hpcgen.jobs.status import read_state
-    from hpcgen.jobs.submission import next_instance, submit
+    from hpcgen.jobs.submission import next_instance
 
     state = read_state(arguments.run_directory)
     if state.complete:
@@ -202,8 +206,18 @@ def _add_instances(arguments: argparse.Namespace) -> int:
             "--instances can be shared"
         )
     options = merge_options(last.slurm, _given(arguments) | {"instances": arguments.count})
-    _show(submit(options, state.path.absolute(), last.arguments, first=next_instance(state.path)))
+    _submit_again(options, state, first=next_instance(state.path))
     return 0
+
+
+def _submit_again(options: "SlurmOptions", state: "RunState", first: int) -> None:
+    """The last job of the run, with other options."""
+    from hpcgen.jobs.preflight import check_job
+    from hpcgen.jobs.submission import batch_script, submit
+
+    path, arguments = state.path.absolute(), state.submissions[-1].arguments
+    check_job(options, batch_script(options, path, arguments))
+    _show(submit(options, path, arguments, first))
 
 
 def _show(submission: "Submission") -> None:

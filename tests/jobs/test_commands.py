@@ -5,7 +5,7 @@ import pytest
 
 from hpcgen.cli import add_run_arguments
 from hpcgen.errors import HpcgenError
-from hpcgen.jobs import slurm
+from hpcgen.jobs import preflight, slurm, submission
 from hpcgen.jobs.commands import add_job_parsers
 from hpcgen.jobs.submit_commands import arguments_of_run
 from tests.jobs.runs import add_submission, job_line, make_run
@@ -97,16 +97,22 @@ def test_cancel_cancels_the_jobs_that_wait_or_run(tmp_path, controller):
         call("cancel", tmp_path)
 
 
-def test_resume_submits_the_last_job_again(tmp_path, controller, monkeypatch, capsys):
-    from hpcgen.jobs import submission
-
+@pytest.fixture
+def submitted(monkeypatch):
+    """What was submitted: (nodes, names of instances, run directory, arguments) of each job."""
     seen = []
 
-    def submit(options, run_directory, arguments):
-        seen.append((options.nodes, run_directory, arguments))
-        return submission.Submission("6", [], 2.0, arguments, {})
+    def submit(options, run_directory, arguments, first=0):
+        names = [str(first + number) for number in range(options.instances or 0)]
+        seen.append((options.nodes, names, run_directory, arguments))
+        return submission.Submission("6", names, 2.0, arguments, {})
 
     monkeypatch.setattr(submission, "submit", submit)
+    monkeypatch.setattr(preflight, "check_job", lambda options, script: None)
+    return seen
+
+
+def test_resume_submits_the_last_job_again_with_what_is_changed(tmp_path, controller, submitted, capsys):
     make_run(tmp_path / "run")
     add_submission(tmp_path / "run", "4", 1.0, ["run", "old"])
     add_submission(tmp_path / "run", "5", 2.0, ["run", "new"])
@@ -114,8 +120,41 @@ def test_resume_submits_the_last_job_again(tmp_path, controller, monkeypatch, ca
         call("resume", tmp_path / "run")
     controller["state"] = "CANCELLED"
     assert call("resume", tmp_path / "run") == 0
-    assert seen == [(1, tmp_path / "run", ["run", "new"])]
+    assert call("resume", tmp_path / "run", "--nodes", 2) == 0
+    assert submitted == [(nodes, [], tmp_path / "run", ["run", "new"]) for nodes in (1, 2)]
     assert "6" in capsys.readouterr().out
+    with pytest.raises(HpcgenError, match="without --instances"):
+        call("resume", tmp_path / "run", "--instances", 2)
+
+
+def test_instances_are_added_under_new_numbers_and_resumed_under_the_old_ones(tmp_path, controller, submitted):
+    add_submission(tmp_path, instances=["0", "1"])
+    (tmp_path / "instances" / "4").mkdir(parents=True)
+    call("add-instances", tmp_path, 2)
+    controller["state"] = "CANCELLED"
+    call("resume", tmp_path)
+    call("resume", tmp_path, "--instances", 1)
+    assert [names for _, names, _, _ in submitted] == [["5", "6"], ["0", "1", "2", "3", "4"], ["0"]]
+
+
+def test_a_run_that_one_job_has_for_itself_gets_no_further_instances(tmp_path, controller, submitted):
+    add_submission(tmp_path / "one")
+    with pytest.raises(HpcgenError, match="only what was submitted with --instances"):
+        call("add-instances", tmp_path / "one", 2)
+    make_run(tmp_path / "none")
+    with pytest.raises(HpcgenError, match="--instance NAME"):
+        call("add-instances", tmp_path / "none", 2)
+    assert submitted == []
+
+
+def test_one_instance_can_be_cancelled(tmp_path, controller, monkeypatch):
+    tasks = "".join(job_line(ArrayJobId=5, ArrayTaskId=task) + "\n" for task in range(2))
+    monkeypatch.setattr(slurm, "jobs", lambda job_id, timeout=0: slurm.parse_jobs(tasks))
+    add_submission(tmp_path, instances=["7", "8"])
+    call("cancel", tmp_path, "--instance", 8)
+    assert controller["cancelled"] == ["5_1"]
+    with pytest.raises(HpcgenError, match="instance 9"):
+        call("cancel", tmp_path, "--instance", 9)
 
 
 def test_resume_of_a_complete_run_or_one_never_submitted_is_refused(tmp_path, controller):

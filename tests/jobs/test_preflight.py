@@ -11,6 +11,7 @@ from hpcgen.jobs.job_options import SlurmOptions
 from hpcgen.jobs.preflight import (
     PreflightError,
     check_input,
+    check_job,
     check_memory,
     check_model,
     check_run_directory,
@@ -19,6 +20,7 @@ from hpcgen.jobs.preflight import (
 from tests.jobs.runs import add_submission, job_line, make_run
 
 GIB = 2**30
+SINFO = "low* 4000 1:00:00\nlow* 2000 1:00:00\nbig 9000 infinite\nmixed 4000+ infinite\n"
 
 
 @pytest.fixture
@@ -100,7 +102,8 @@ def test_little_room_for_kv_is_a_warning():
         (None, {}, None),
     ],
 )
-def test_the_memory_of_a_node_is_what_is_asked_for_else_what_the_cluster_file_says(mem, cluster, expected):
+def test_the_memory_of_a_node_is_what_is_asked_for_else_what_the_cluster_file_says(monkeypatch, mem, cluster, expected):
+    monkeypatch.setattr(slurm, "partitions", lambda names: [])
     assert node_memory(SlurmOptions(mem=mem), cluster) == expected
 
 
@@ -108,8 +111,21 @@ def test_the_memory_of_a_node_is_what_is_asked_for_else_what_the_cluster_file_sa
     ("partition", "expected"), [(None, 4000 * 2**20), ("big", 9000 * 2**20), ("big,low", 9000 * 2**20), ("mixed", None)]
 )
 def test_else_it_is_what_slurm_says_of_the_partition(monkeypatch, partition, expected):
-    monkeypatch.setattr(slurm, "client", lambda *command: "low* 4000\nlow* 2000\nbig 9000\nmixed 4000+\n")
+    monkeypatch.setattr(slurm, "client", lambda *command: SINFO)
     assert node_memory(SlurmOptions(partition=partition), {}) == expected
+
+
+def test_a_job_that_would_wait_for_ever_is_refused(monkeypatch):
+    def client(command, *arguments):
+        if command == "sinfo":
+            return SINFO
+        raise slurm.SlurmError("sbatch --test-only failed: allocation failure: Invalid feature specification")
+
+    monkeypatch.setattr(slurm, "client", client)
+    with pytest.raises(PreflightError, match="--time 90 is more than the partition allows, 1:00:00"):
+        check_job(SlurmOptions(time="90"), "")
+    with pytest.raises(PreflightError, match="Invalid feature"):
+        check_job(SlurmOptions(time="90", partition="low,big"), "")
 
 
 def check(tmp_path, batch, model, output=None, shared=False, **options):
@@ -119,6 +135,11 @@ def check(tmp_path, batch, model, output=None, shared=False, **options):
 def test_a_new_run_directory_is_made(tmp_path, batch, model):
     check(tmp_path, batch, model)
     assert (tmp_path / "run" / "jobs").is_dir()
+
+
+def test_a_submission_that_slurm_refused_can_be_repeated(tmp_path, batch, model):
+    for _ in range(2):
+        check(tmp_path, batch, model)
 
 
 def test_a_stopped_run_of_the_same_input_and_model_may_go_on(tmp_path, batch, model):

@@ -4,6 +4,7 @@ import argparse
 import logging
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -298,6 +299,9 @@ def main(argv: list[str] | None = None) -> int:
     except HpcgenError as error:
         _say(f"hpcgen: {error}")
         return error.exit_code
+    except BrokenPipeError:  # the reader of our output, such as `head`, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         _say("hpcgen: interrupted; what is finished is kept, and the same command continues")
         return 130

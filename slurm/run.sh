@@ -22,6 +22,5 @@ if [ -n "${HPCGEN_CONTAINER:-}" ]; then command=("$launch/apptainer.sh" "$HPCGEN
 # The shell outlives the stop signals, so that it can requeue the job.
 trap : TERM USR2 CONT
 "$launch/srun.sh" "${command[@]}"
-status=$?
-"$python" -m hpcgen.jobs.requeue "$status" "$run_directory" --max-requeues "${HPCGEN_MAX_REQUEUES:-1000}"
-exit "$status"
+"$python" -m hpcgen.jobs.requeue "$?" "$run_directory" --max-requeues "${HPCGEN_MAX_REQUEUES:-1000}"
+exit "$?"

@@ -17,8 +17,9 @@ from hpcgen.jobs import slurm
 from hpcgen.jobs.signals import INTERRUPTED, STOP_SIGNALS
 
 DEFAULT_MAX_REQUEUES = 1000
-_STOPPED = {INTERRUPTED, *(128 + number for number in STOP_SIGNALS)}
-"""Exit status of a run that left after its checkpoint, or that a stop signal killed during start-up."""
+_STOPPED = {0, INTERRUPTED, *(128 + number for number in STOP_SIGNALS)}
+"""Exit status of a run that left after its checkpoint, or that a stop signal killed during start-up; 0 without a
+success marker is a launcher's that lost its ranks: srun and mpirun do that."""
 
 
 def decide(status: int, complete: bool, restarts: int, max_requeues: int, state: str) -> tuple[bool, str]:
@@ -42,7 +43,7 @@ def decide(status: int, complete: bool, restarts: int, max_requeues: int, state:
 
 
 def main(argv: list[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
-    """Requeues or not; returns the exit status for the batch script, which is the run's."""
+    """Requeues or not; returns the exit status for the batch script: 0 if the run is complete and only then."""
     parser = argparse.ArgumentParser(prog="python -m hpcgen.jobs.requeue", description=__doc__)
     parser.add_argument("status", type=int)
     parser.add_argument("run_directory", type=Path)
@@ -51,21 +52,24 @@ def main(argv: list[str] | None = None, environment: Mapping[str, str] = os.envi
     # The requeue ends this very job: the message must be out before, and the script's own end is of no matter then.
     for number in (*STOP_SIGNALS, signal.SIGCONT):
         signal.signal(number, signal.SIG_IGN)
+    complete = (arguments.run_directory / "SUCCESS").exists()
+    status = arguments.status or (0 if complete else 1)
+    if complete and arguments.status in _STOPPED:
+        status = 0  # another instance has done the rest
     own = slurm.job_id(environment)
     if own is None:
-        return arguments.status
+        return status
     try:
         found = slurm.jobs(own)
         state = found[0].state if found else "UNKNOWN"
         restarts = int(environment.get("SLURM_RESTART_COUNT", 0))
-        complete = (arguments.run_directory / "SUCCESS").exists()
         again, reason = decide(arguments.status, complete, restarts, arguments.max_requeues, state)
         print(f"hpcgen: {reason}", flush=True)
         if again:
             slurm.requeue(own)
     except slurm.SlurmError as error:
         print(f"hpcgen: the job could not be requeued: {error}", file=sys.stderr, flush=True)
-    return arguments.status
+    return status
 
 
 if __name__ == "__main__":

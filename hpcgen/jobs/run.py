@@ -297,7 +297,7 @@ class _Batch:
                 raise
             if item is None:
                 return None
-            if self._share.owns(item.request) and item.request not in self._taken:  # else a lease was lost meanwhile
+            if self._results.is_wanted(item.request) and item.request not in self._taken:  # else a lease was lost
                 self._share.note_begun(item.request)
                 return item
 

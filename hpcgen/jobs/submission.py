@@ -132,7 +132,7 @@ def _executor(options: SlurmOptions, run_directory: Path) -> submitit.SlurmExecu
         "signal_delay_s": options.signal_seconds,
         # The shell outlives the stop signals, so that it can requeue the job.
         "setup": ["trap : TERM USR2 CONT", *options.setup],
-        "teardown": ["status=$?", shlex.join(requeue).replace("'$status'", "$status"), "exit $status"],
+        "teardown": ["status=$?", shlex.join(requeue).replace("'$status'", "$status"), "exit $?"],
         "srun_args": options.srun,
         "stderr_to_stdout": True,
         "array_parallelism": options.instances or 1,

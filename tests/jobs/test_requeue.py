@@ -6,13 +6,13 @@ from hpcgen.jobs.signals import INTERRUPTED
 TERMINATED, USER_SIGNAL = 143, 140
 
 
-@pytest.mark.parametrize("status", [INTERRUPTED, TERMINATED, USER_SIGNAL])
+@pytest.mark.parametrize("status", [INTERRUPTED, TERMINATED, USER_SIGNAL, 0])
 @pytest.mark.parametrize("state", ["RUNNING", "SIGNALING"])
 def test_a_run_that_was_stopped_goes_back_to_the_queue(status, state):
     assert requeue.decide(status, False, 0, 10, state)[0]
 
 
-@pytest.mark.parametrize("status", [0, 1, 2, 137])
+@pytest.mark.parametrize("status", [1, 2, 137])
 def test_a_run_that_ended_by_itself_does_not(status):
     again, reason = requeue.decide(status, False, 0, 10, "RUNNING")
     assert not again
@@ -61,8 +61,16 @@ def test_restarts_so_far_count(controller, tmp_path):
 
 def test_the_success_marker_is_looked_for(controller, tmp_path):
     (tmp_path / "SUCCESS").touch()
-    requeue.main(["75", str(tmp_path)], ENVIRONMENT)
+    assert requeue.main(["75", str(tmp_path)], ENVIRONMENT) == 0
     assert controller == []
+
+
+def test_a_launcher_that_says_0_of_a_run_that_is_not_complete_is_not_believed(controller, tmp_path):
+    assert requeue.main(["0", str(tmp_path)], ENVIRONMENT) == 1
+    assert controller == ["7"]
+    (tmp_path / "SUCCESS").touch()
+    assert requeue.main(["0", str(tmp_path)], ENVIRONMENT) == 0
+    assert controller == ["7"]
 
 
 def test_outside_of_slurm_nothing_is_requeued(controller, tmp_path):

@@ -74,7 +74,7 @@ def test_after_the_ranks_the_script_requeues_and_ends_with_their_status(tmp_path
     after = [line for line in lines[run + 1 :] if not line.startswith("#")]
     assert after[0] == "status=$?"
     assert f"-m hpcgen.jobs.requeue $status {tmp_path}/run --max-requeues 7" in after[1]
-    assert after[2] == "exit $status"
+    assert after[2] == "exit $?"
 
 
 def test_instances_are_an_array(tmp_path):

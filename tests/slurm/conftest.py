@@ -210,8 +210,8 @@ def run(cluster, batch, tmp_path):
     submitted = Run(cluster, batch, tmp_path)
     yield submitted
     if submitted.job_id:
-        cluster.run("scancel", submitted.job_id, check=False)
-        wait(lambda: submitted.job.ended, "the job to be cancelled")
+        cluster.run("scancel", "--user", str(os.getuid()), check=False)
+        wait(lambda: not cluster.run("squeue", "--noheader").stdout, "all jobs to be cancelled")
 
 
 def read_results(output: Path) -> dict[str, Any]:

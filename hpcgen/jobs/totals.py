@@ -94,7 +94,9 @@ class CheckpointCost:
         """From the events of each instance."""
         count, most = 0, 0.0
         for events in event_files:
-            saved = (event for event in read_events(events) if event["event"] == "checkpoint") if events.exists() else ()
+            saved = (
+                (event for event in read_events(events) if event["event"] == "checkpoint") if events.exists() else ()
+            )
             periodic = [stall for event in saved if (stall := event.get("stall")) is not None]
             count, most = count + len(periodic), max(most, sum(periodic))
         return cls(count, most)

@@ -30,8 +30,13 @@ def _changes(sequence: Sequence) -> bool:
         or s.presence_penalty
         or s.frequency_penalty
         or s.repetition_penalty != 1.0
-        or len(sequence.output) < s.min_tokens
+        or forbids_stops(sequence)
     )
+
+
+def forbids_stops(sequence: Sequence) -> bool:
+    """Whether its next token may be none of its stop tokens."""
+    return bool(sequence.sampling.stop_token_ids) and len(sequence.output) < sequence.sampling.min_tokens
 
 
 def _adjust_row(logits: torch.Tensor, sequence: Sequence) -> None:
@@ -49,7 +54,7 @@ def _adjust_row(logits: torch.Tensor, sequence: Sequence) -> None:
         biases = [(token, bias) for token, bias in s.logit_bias if token < logits.shape[-1]]
         amounts = torch.tensor([bias for _, bias in biases], dtype=logits.dtype, device=logits.device)
         logits[_index([token for token, _ in biases], logits)] += amounts
-    if len(sequence.output) < s.min_tokens and s.stop_token_ids:
+    if forbids_stops(sequence):
         logits[_index(list(s.stop_token_ids), logits)] = float("-inf")
 
 

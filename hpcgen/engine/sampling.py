@@ -5,9 +5,10 @@ from collections.abc import Sequence as Seq
 import numpy as np
 import torch
 
-from hpcgen.engine.penalties import adjust
+from hpcgen.engine.penalties import adjust, forbids_stops
 from hpcgen.engine.random import uniform
 from hpcgen.engine.structured import StructuredOutput
+from hpcgen.kernels.rows import arg_max
 from hpcgen.sequence import Sequence, TokenLogprob
 
 
@@ -19,14 +20,14 @@ def sample(logits: torch.Tensor, sequences: Seq[Sequence], structured: Structure
     and are appended to `Sequence.logprobs`. `structured` is needed where a sequence has a grammar.
     """
     if all(_plain(sequence) for sequence in sequences):
-        return logits.argmax(dim=-1).tolist()
+        return arg_max(logits).tolist()
     logits = logits.float()
     adjusted = adjust(logits, sequences)
     if structured is not None:
         if adjusted is logits and any(sequence.sampling.logprobs is not None for sequence in sequences):
             adjusted = logits.clone()
         structured.mask(adjusted, sequences)
-    tokens = adjusted.argmax(dim=-1)
+    tokens = arg_max(adjusted)
     drawn = [row for row, sequence in enumerate(sequences) if not sequence.sampling.greedy]
     if drawn:
         rows = torch.tensor(drawn, device=logits.device)
@@ -48,7 +49,7 @@ def _plain(sequence: Sequence) -> bool:
         and s.presence_penalty == s.frequency_penalty == 0.0
         and s.repetition_penalty == 1.0
         and not s.logit_bias
-        and len(sequence.output) >= s.min_tokens
+        and not forbids_stops(sequence)
     )
 
 

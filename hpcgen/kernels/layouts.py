@@ -67,6 +67,17 @@ def slice_expert(stored: StoredTensor, expert: int) -> StoredTensor:
     )
 
 
+def take_rows(stored: StoredTensor, rows: torch.Tensor) -> torch.Tensor:
+    """Rows `rows` (int64 [...]) of a weight [N, K] -> [..., K]. Raises ValueError for a quantised one."""
+    if stored.layout == "plain":
+        return stored.data[rows]
+    if stored.layout != PANELS:
+        raise ValueError(f"rows of layout {stored.layout!r} cannot be taken")
+    pairs = stored.data.view(torch.int32)[..., 0]  # [N / 32, K / 2, 32]
+    taken = pairs[rows // PANEL_COLUMNS, :, rows % PANEL_COLUMNS]  # [..., K / 2]
+    return taken.view(stored.data.dtype)
+
+
 def unpack(stored: StoredTensor) -> torch.Tensor:
     """The plain tensor, in its logical shape; a plain one is returned as it is.
 

@@ -1,6 +1,6 @@
 """Dense layers over stored weights: the C++ kernels where they take the layout, torch otherwise."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.nn import functional
@@ -12,11 +12,20 @@ from hpcgen.kernels.native.library import NativeLibrary, native_library, takes_w
 
 def linear(input: torch.Tensor, weight: StoredTensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """input [..., K], weight [N, K] -> [..., N], in the dtype of `input`; accumulates in fp32."""
-    library = _library_for(input, weight)
+    return linears(input, (weight,), (bias,))
+
+
+def linears(
+    input: torch.Tensor, weights: Sequence[StoredTensor], biases: Sequence[torch.Tensor | None]
+) -> torch.Tensor:
+    """input [..., K] times several weights [N, K], with their biases [N] -> [..., sum of N], side by side."""
+    library = _library_for(input, *weights)
     if library is None:
-        return functional.linear(input, dequantize(weight, input.dtype), bias)
-    bias = None if bias is None else bias.to(input.dtype).contiguous()
-    return library.linear(input.flatten(0, -2), weight, bias).unflatten(0, input.shape[:-1])
+        plain = (dequantize(weight, input.dtype) for weight in weights)
+        outputs = [functional.linear(input, weight, bias) for weight, bias in zip(plain, biases, strict=True)]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
+    biases = [None if bias is None else bias.to(input.dtype).contiguous() for bias in biases]
+    return library.linear(input.flatten(0, -2), weights, biases).unflatten(0, input.shape[:-1])
 
 
 def gated_mlp(

@@ -35,7 +35,7 @@ def paged_attention(
 
     Raises ModelError where the definition asks for something that paged attention does not do.
     """
-    _refuse_unknown(module, attention_mask, kwargs)
+    refuse_unknown(module, attention_mask, kwargs)
     if forward_context is None:
         raise ModelError(f"{type(module).__name__} is not supported: its layers do not pass arguments on to attention.")
     layer: int = module.layer_idx  # type: ignore[assignment]
@@ -51,7 +51,8 @@ def paged_attention(
     return attended[None], None
 
 
-def _refuse_unknown(module: nn.Module, attention_mask: torch.Tensor | None, kwargs: dict[str, Any]) -> None:
+def refuse_unknown(module: nn.Module, attention_mask: torch.Tensor | None, kwargs: dict[str, Any]) -> None:
+    """Raises ModelError where a definition's attention is given what paged attention does not do."""
     asked = [
         name
         for name, value in kwargs.items()

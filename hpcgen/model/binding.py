@@ -47,7 +47,7 @@ class _Place(NamedTuple):
         return self.module.__dict__.get("experts_layer")
 
     @property
-    def is_linear_weight(self) -> bool:
+    def may_be_packed(self) -> bool:
         return self.leaf == "weight" and STORED_WEIGHT in self.module.__dict__
 
     @property
@@ -110,7 +110,7 @@ class UnitBinder:
                 place.tensors.pop(place.leaf, None)
                 if place.experts is not None:
                     place.experts.weights = None
-                if place.is_linear_weight:
+                if place.may_be_packed:
                     place.module.__dict__[STORED_WEIGHT] = None
 
 
@@ -118,10 +118,10 @@ def _assignments(name: str, place: _Place, stored: StoredTensor) -> list[Assignm
     if stored.layout == "plain":
         value = stored.data if place.is_buffer else nn.Parameter(stored.data, requires_grad=False)
         assignments: list[Assignment] = [(place.tensors, place.leaf, value)]
-        if place.is_linear_weight:
+        if place.may_be_packed:
             assignments.append((place.module.__dict__, STORED_WEIGHT, None))
         return assignments
-    if not place.is_linear_weight:
+    if not place.may_be_packed:
         kind = type(place.module).__name__
         raise ModelError(f"Weight '{name}' is stored as '{stored.layout}', but {kind} needs a plain one.")
     return [(place.tensors, place.leaf, None), (place.module.__dict__, STORED_WEIGHT, stored)]

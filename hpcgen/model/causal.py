@@ -18,8 +18,10 @@ from hpcgen.model.errors import ModelError
 from hpcgen.model.experts import ExpertsLayer, attach, is_experts_module
 from hpcgen.model.family import Family, family_of, layer_count
 from hpcgen.model.forward_context import ForwardContext, PagedCache
+from hpcgen.model.grouped_attention import join_inputs
 from hpcgen.model.linear import read_stored_weights
 from hpcgen.model.mla import absorb
+from hpcgen.model.norm import norm_in_one_pass
 from hpcgen.model.probe import ProbeAttention, ProbeExperts, kv_layout_found, probe_batch
 from hpcgen.model.units import units_of
 
@@ -51,12 +53,14 @@ class CausalModel:
         self.experts: dict[int, ExpertsLayer] = {}
         for index in range(self.layers):
             self.latent_attention = absorb(self.attention_stage(index))
+            join_inputs(self.attention_stage(index))
             for child in self.experts_stage(index).modules():
                 if is_experts_module(child):
                     self.experts[index] = attach(child, self, index)
         self.units = units_of(module, family, self.layers)
         self._binder = UnitBinder(module, self.units)
         read_stored_weights(module)
+        norm_in_one_pass(module)
         self._embedding = module.get_submodule(family.embedding)
         # Its name in transformers 5.20, the last for Python 3.10, is `past_key_values`.
         parameters = inspect.signature(module.forward).parameters

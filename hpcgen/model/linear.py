@@ -1,7 +1,7 @@
-"""Linear modules and gated MLPs over weights as they are stored: plain, packed for a kernel, or quantised.
+"""Linear modules, embeddings and gated MLPs over weights as they are stored: plain, packed for a kernel, or quantised.
 
-Each nn.Linear gets a `forward` once, when the model is built, that looks at what is bound: so a wrapper put around it
-later (a yield point at the head) stays in place whatever is bound.
+Each nn.Linear and nn.Embedding gets a `forward` once, when the model is built, that looks at what is bound: so a
+wrapper put around it later (a yield point at the head) stays in place whatever is bound.
 """
 
 import inspect
@@ -14,11 +14,11 @@ from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from hpcgen.kernels.dequantize import dequantize
-from hpcgen.kernels.layouts import PANELS, StoredTensor
+from hpcgen.kernels.layouts import PANELS, StoredTensor, take_rows
 from hpcgen.kernels.linear import gated_mlp, linear
 
 STORED_WEIGHT = "stored_weight"
-"""Attribute of an nn.Linear: its weight where that is not plain, else None."""
+"""Attribute of an nn.Linear or nn.Embedding: its weight where that is not plain, else None."""
 Activation = Literal["silu", "gelu_tanh", "gelu"]
 ACTIVATIONS: dict[type, Activation] = {
     type(ACT2FN["silu"]): "silu",
@@ -46,6 +46,20 @@ class StoredLinear:
         return linear(input, stored, module.bias)
 
 
+class StoredEmbedding:
+    """The `forward` of an nn.Embedding; packed where its weight is the head's too."""
+
+    __slots__ = ("module", "own_forward")
+
+    def __init__(self, module: nn.Embedding) -> None:
+        self.module, self.own_forward = module, module.forward
+
+    def __call__(self, input: torch.Tensor) -> torch.Tensor:
+        """int64 [...] -> [..., D]"""
+        stored: StoredTensor | None = self.module.__dict__[STORED_WEIGHT]
+        return self.own_forward(input) if stored is None else take_rows(stored, input)
+
+
 class StoredGatedMLP:
     """The `forward` of a gated MLP: one kernel where all three weights are packed for it, else its own."""
 
@@ -65,8 +79,12 @@ class StoredGatedMLP:
 
 
 def read_stored_weights(model: nn.Module) -> None:
-    """Gives every nn.Linear of `model`, and every MLP that is gated as Llama's, a `forward` over stored weights."""
+    """Gives what computes with weights that may be stored so a `forward` over them: every nn.Linear and nn.Embedding
+    of `model`, and every MLP that is gated as Llama's."""
     for module in model.modules():
+        if type(module) is nn.Embedding:
+            module.__dict__[STORED_WEIGHT] = None
+            module.__dict__["forward"] = StoredEmbedding(module)
         if type(module) is nn.Linear:
             module.__dict__[STORED_WEIGHT] = None
             module.__dict__["forward"] = StoredLinear(module)

@@ -34,6 +34,9 @@ class WeightFile:
                 size = os.fstat(file.fileno()).st_size
                 # An empty file cannot be mapped; `decode` says what is wrong with it.
                 self._mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else None
+                if self._mapping is not None and hasattr(mmap, "MADV_HUGEPAGE"):
+                    # What is read into the page cache from now on is read in large pages, where the file system can.
+                    self._mapping.madvise(mmap.MADV_HUGEPAGE)
         except OSError as problem:
             raise WeightFileError(f"Cannot read the weight file {self.path}: {problem.strerror}.") from problem
         head = b""

@@ -87,7 +87,7 @@ def linears(machine: Machine, library: NativeLibrary) -> None:
                 f"linear {inner} to {columns}, {rows} rows",
                 2.0 * rows * columns * inner * copies,
                 size * copies,
-                lambda x=x, packed=packed: [library.linear(x, weight, None) for weight in packed],
+                lambda x=x, packed=packed: [library.linear(x, [weight], [None]) for weight in packed],
                 lambda x=x, plain=plain: [functional.linear(x, weight) for weight in plain],
             )
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hpcgen.kernels.layouts import StoredTensor, pack
+from hpcgen.kernels.layouts import PANELS, StoredTensor, pack
 from hpcgen.model.errors import ModelError
 
 from .paged import PagedRunner, bound_model, stored, stored_weights
@@ -67,6 +67,19 @@ def test_a_tied_head_computes_with_the_embedding():
     assert not hasattr(model.module.lm_head, "weight")
     model.bind("embedding", stored_weights(reference))
     assert model.module.lm_head.weight is not None
+
+
+def test_a_packed_embedding_gives_the_rows_of_the_plain_one():
+    reference = build_tiny("llama_tied", torch.bfloat16)
+    model = bound_model(reference, "llama", torch.bfloat16)
+    ids, weights = torch.tensor([0, 31, 32, 255, 5]), stored_weights(reference)
+    expected = model.embed(ids)
+    packed = pack(weights["model.embed_tokens.weight"].data, PANELS)
+    model.bind("embedding", {**weights, "model.embed_tokens.weight": packed})
+    assert torch.equal(model.embed(ids), expected)
+    model.unbind("embedding")
+    with pytest.raises(AttributeError):
+        model.embed(ids)
 
 
 def test_a_unit_may_hold_a_run_of_the_experts():

@@ -98,6 +98,12 @@ def build_tiny(name: str, dtype: torch.dtype, seed: int = 0) -> PreTrainedModel:
     return randomize(AutoModelForCausalLM.from_config(tiny_config(name), attn_implementation="eager"), dtype, seed)
 
 
+def tiny_with(name: str, dtype: torch.dtype, **changes: Any) -> PreTrainedModel:
+    """As `build_tiny`, with some fields of the configuration changed."""
+    config = type(tiny_config(name)).from_dict({**tiny_config(name).to_dict(), **changes})
+    return randomize(AutoModelForCausalLM.from_config(config, attn_implementation="eager"), dtype)
+
+
 def randomize(model: PreTrainedModel, dtype: torch.dtype, seed: int = 0) -> PreTrainedModel:
     """Weights large enough that every part of the model shows in its logits; routers stay in the dtype they have."""
     generator = torch.Generator().manual_seed(seed)

@@ -5,7 +5,7 @@ dimension, R rank of the MLA latent, M most pages of a sequence.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -80,3 +80,34 @@ class AttentionBackend(Protocol):
         self, query_latent: torch.Tensor, query_rope: torch.Tensor, kv: KVPages, batch: AttentionBatch, scale: float
     ) -> torch.Tensor:
         """Absorbed MLA (DeepSeek-V2 §2.1.2): query_latent [T, H, R], query_rope [T, H, Drope] -> latent [T, H, R]."""
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryInputs:
+    """What the projections of a layer give, before norm and rotation; D the head dimension."""
+
+    query: torch.Tensor
+    """[T, H, D]; rotated in place."""
+    key: torch.Tensor
+    """[T, G, D]."""
+    value: torch.Tensor
+    """[T, G, Dv]. Of all three, a token's heads are contiguous, and the stride over tokens is the same."""
+    cosine: torch.Tensor
+    """[T, D], as transformers' rotary modules give it: both halves alike."""
+    sine: torch.Tensor
+    query_norm: torch.Tensor | None
+    """[D], weight of a root-mean-square norm of each head."""
+    key_norm: torch.Tensor | None
+    epsilon: float
+    """Of the norms."""
+
+
+@runtime_checkable
+class RotaryWriter(Protocol):
+    """What an attention backend may do besides: norm, rotate and write the new tokens' KV in one pass."""
+
+    def rotates(self, width: int, kv: KVPages) -> bool:
+        """Whether it can, for heads of `width` in bf16 and these pages."""
+
+    def rotate_and_write(self, inputs: RotaryInputs, kv: KVPages, batch: AttentionBatch) -> None:
+        """Norms and rotates the queries in place and the keys, and stores keys and values."""

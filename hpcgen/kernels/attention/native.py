@@ -2,8 +2,8 @@
 
 import torch
 
-from hpcgen.kernels.attention.interface import AttentionBatch, KVPages
-from hpcgen.kernels.native.library import AttentionCall, NativeLibrary
+from hpcgen.kernels.attention.interface import AttentionBatch, KVPages, RotaryInputs
+from hpcgen.kernels.native.library import ROW_MULTIPLE, WIDEST_HEAD, AttentionCall, NativeLibrary, RotaryCall
 from hpcgen.sequence import PAGE_TOKENS
 
 
@@ -21,6 +21,37 @@ class NativeAttention:
     def write(self, kv: KVPages, first: torch.Tensor, second: torch.Tensor, batch: AttentionBatch) -> None:
         for pages, rows in zip(kv, (first, second), strict=True):
             self._library.write_pages(pages, rows.to(pages.dtype), batch.slots)
+
+    def rotates(self, width: int, kv: KVPages) -> bool:
+        return width % ROW_MULTIPLE == 0 and width <= WIDEST_HEAD and kv.first.dtype == torch.bfloat16
+
+    def rotate_and_write(self, inputs: RotaryInputs, kv: KVPages, batch: AttentionBatch) -> None:
+        query, key, value = inputs.query, inputs.key, inputs.value
+        cosine, sine = inputs.cosine.contiguous(), inputs.sine.contiguous()
+        norms = [None if norm is None else norm.data_ptr() for norm in (inputs.query_norm, inputs.key_norm)]
+        self._library.rotate_and_write(
+            RotaryCall(
+                query=query.data_ptr(),
+                key=key.data_ptr(),
+                value=value.data_ptr(),
+                row_stride=query.stride(0),
+                query_norm=norms[0],
+                key_norm=norms[1],
+                epsilon=inputs.epsilon,
+                cosine=cosine.data_ptr(),
+                sine=sine.data_ptr(),
+                key_pages=kv.first.data_ptr(),
+                value_pages=kv.second.data_ptr(),
+                key_page_stride=kv.first.stride(0),
+                value_page_stride=kv.second.stride(0),
+                slots=batch.slots.data_ptr(),
+                tokens=len(query),
+                heads=query.shape[1],
+                groups=key.shape[1],
+                width=query.shape[2],
+                value_width=value.shape[2],
+            )
+        )
 
     def attend(
         self,

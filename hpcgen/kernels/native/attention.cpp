@@ -219,6 +219,8 @@ class Attention {
   static void fill_value_units(const bf16* even, const bf16* odd, int64_t columns, uint32_t* units) {
     if (odd == nullptr) {
       for (int64_t c = 0; c < columns; ++c) units[c] = even[c];
+    } else if (columns == kPanelColumns) {
+      interleave(even, odd, units);
     } else {
       for (int64_t c = 0; c < columns; ++c) units[c] = even[c] | static_cast<uint32_t>(odd[c]) << 16;
     }

@@ -2,7 +2,8 @@
 
 import ctypes
 import logging
-from ctypes import POINTER, Structure, byref, c_double, c_float, c_int32, c_int64, c_void_p
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, byref, c_double, c_float, c_int32, c_int64, c_void_p, pointer
 from functools import lru_cache
 from pathlib import Path
 
@@ -19,7 +20,9 @@ LANES = 16
 
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "swiglu_oai": 3}
 """The numbers of `Activation` in gated.h."""
-
+ROW_MULTIPLE = 32
+"""Of the width of rows that are normed or rotated."""
+WIDEST_HEAD = 1024
 
 STORAGES = {PANELS: 0, PANELS_TRANSPOSED: 0, "fp8-block": 1, "mxfp4": 2}
 """The numbers of `Storage` in weights.h."""
@@ -94,6 +97,33 @@ class AttentionCall(Structure):
     )
 
 
+class RotaryCall(Structure):
+    """The struct of rows.cpp."""
+
+    _fields_ = (
+        ("query", c_void_p),
+        ("key", c_void_p),
+        ("value", c_void_p),
+        ("row_stride", c_int64),
+        ("query_norm", c_void_p),
+        ("key_norm", c_void_p),
+        ("epsilon", c_float),
+        ("threads", c_int32),
+        ("cosine", c_void_p),
+        ("sine", c_void_p),
+        ("key_pages", c_void_p),
+        ("value_pages", c_void_p),
+        ("key_page_stride", c_int64),
+        ("value_page_stride", c_int64),
+        ("slots", c_void_p),
+        ("tokens", c_int64),
+        ("heads", c_int64),
+        ("groups", c_int64),
+        ("width", c_int64),
+        ("value_width", c_int64),
+    )
+
+
 class NativeLibrary:
     """The functions of one shared library, for one instruction set.
 
@@ -105,12 +135,17 @@ class NativeLibrary:
         self._library = ctypes.CDLL(str(path))
         self._declare("hpcgen_initialize", c_int32)
         weights = POINTER(StoredWeights)
-        self._declare("hpcgen_linear", None, *_ROWS, weights, c_void_p, c_void_p, c_int64, c_int32)
+        self._declare(
+            "hpcgen_linear", None, *_ROWS, c_int32, POINTER(weights), POINTER(c_void_p), c_void_p, c_int64, c_int32
+        )
         self._declare("hpcgen_gated_mlp", None, *_ROWS, weights, weights, weights, c_int32, c_void_p, c_int64, c_int32)
         self._declare("hpcgen_experts", None, POINTER(ExpertsCall))
         self._declare("hpcgen_attention_bf16", None, POINTER(AttentionCall))
         self._declare("hpcgen_attention_f32", None, POINTER(AttentionCall))
         self._declare("hpcgen_write_pages", None, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64)
+        self._declare("hpcgen_rms_norm", None, *_ROWS, c_void_p, c_float, c_int64, c_void_p, c_int64, c_int32)
+        self._declare("hpcgen_rotate_and_write", None, POINTER(RotaryCall))
+        self._declare("hpcgen_arg_max", None, *_ROWS, c_int64, c_void_p, c_int32)
         self._declare("hpcgen_peak_products", c_double, c_int64, c_int32)
         if self._library.hpcgen_initialize():
             raise BuildFailed(f"the operating system does not let this process use {isa}")
@@ -119,11 +154,16 @@ class NativeLibrary:
         function = getattr(self._library, name)
         function.restype, function.argtypes = result, arguments
 
-    def linear(self, x: torch.Tensor, weight: StoredTensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """x [T, K], weight [N, K] that `takes_weights`, bias [N] -> [T, N]."""
+    def linear(
+        self, x: torch.Tensor, weights: Sequence[StoredTensor], biases: Sequence[torch.Tensor | None]
+    ) -> torch.Tensor:
+        """x [T, K], weights [N, K] that `takes_weights`, biases [N] -> [T, sum of N], the outputs side by side."""
         x = _rows(x)
-        out = x.new_empty(len(x), weight.shape[0])
-        self._library.hpcgen_linear(*_described(x), stored_weights(weight), _address(bias), *_target(out), _threads())
+        out = x.new_empty(len(x), sum(weight.shape[0] for weight in weights))
+        count = len(weights)
+        described = (POINTER(StoredWeights) * count)(*(pointer(stored_weights(weight)) for weight in weights))
+        addresses = (c_void_p * count)(*map(_address, biases))
+        self._library.hpcgen_linear(*_described(x), count, described, addresses, *_target(out), _threads())
         return out
 
     def gated_mlp(
@@ -159,6 +199,24 @@ class NativeLibrary:
             len(slots),
             rows.shape[1] * rows.shape[2] * size,
         )
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        """x [T, D], weight [D], D a multiple of ROW_MULTIPLE -> [T, D]."""
+        x = _rows(x)
+        out = x.new_empty(x.shape)
+        self._library.hpcgen_rms_norm(*_described(x), weight.data_ptr(), epsilon, x.shape[1], *_target(out), _threads())
+        return out
+
+    def rotate_and_write(self, call: RotaryCall) -> None:
+        call.threads = _threads()
+        self._library.hpcgen_rotate_and_write(byref(call))
+
+    def arg_max(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, V] -> int64 [T], the first of the largest values of each row; a NaN counts as largest."""
+        x = _rows(x)
+        out = torch.empty(len(x), dtype=torch.int64)
+        self._library.hpcgen_arg_max(*_described(x), x.shape[1], out.data_ptr(), _threads())
+        return out
 
     def peak_products(self, repeats: int) -> float:
         """Floating-point operations done in `repeats` rounds of products in registers on every thread."""

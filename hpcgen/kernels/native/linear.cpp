@@ -11,12 +11,11 @@ PackedRows<Kernel> packed_rows(Scratch& scratch, int64_t rows, int64_t width) {
 }
 
 template <class Kernel>
-void linear(const bf16* x, int64_t x_stride, int64_t rows, const StoredWeights& weight, const bf16* bias, bf16* y,
-            int64_t y_stride, int threads) {
+void linear(const bf16* x, int64_t x_stride, int64_t rows, const std::vector<Projection>& projections, int threads) {
   static thread_local Scratch scratch;
-  const PackedRows<Kernel> packed = packed_rows<Kernel>(scratch, rows, weight.inner);
+  const PackedRows<Kernel> packed = packed_rows<Kernel>(scratch, rows, 2 * projections.front().weights.units());
   pack_rows<Kernel>(x, x_stride, packed, threads);
-  project<Kernel>(packed, Weights(weight, 0), bias, weight.rows, y, y_stride, threads);
+  project<Kernel>(packed, projections, threads);
 }
 
 template <class Kernel>
@@ -27,23 +26,26 @@ void gated_mlp(const bf16* x, int64_t x_stride, int64_t rows, const StoredWeight
   const PackedRows<Kernel> gated = packed_rows<Kernel>(gated_scratch, rows, gate.rows);
   pack_rows<Kernel>(x, x_stride, input, threads);
   gate_up<Kernel>({{input, gated, Weights(gate, 0), Weights(up, 0), 0, nullptr, nullptr}}, gating, gate.rows, threads);
-  project<Kernel>(gated, Weights(down, 0), nullptr, down.rows, y, y_stride, threads);
+  project<Kernel>(gated, {{Weights(down, 0), down.rows, nullptr, y, y_stride}}, threads);
 }
 
 }  // namespace
 }  // namespace hpcgen
 
-// x [rows, inner], bias [outputs] or null, y [rows, outputs]. Strides are those of rows, in elements. Outputs and inputs
-// of all weights are multiples of 32.
-extern "C" void hpcgen_linear(const uint16_t* x, int64_t x_stride, int64_t rows, const StoredWeights* weight,
-                              const uint16_t* bias, uint16_t* y, int64_t y_stride, int32_t threads) {
+// x [rows, inner]; y [rows, outputs of all `count` weights, side by side]; a bias is null where there is none. Strides
+// are those of rows, in elements. Outputs and inputs of all weights are multiples of 32.
+extern "C" void hpcgen_linear(const uint16_t* x, int64_t x_stride, int64_t rows, int32_t count,
+                              const StoredWeights* const* weights, const uint16_t* const* biases, uint16_t* y,
+                              int64_t y_stride, int32_t threads) {
   using namespace hpcgen;
   if (rows == 0) return;
+  std::vector<Projection> projections;
+  for (int32_t i = 0; i < count; y += weights[i++]->rows)
+    projections.push_back({Weights(*weights[i], 0), weights[i]->rows, biases[i], y, y_stride});
 #if defined(HPCGEN_AMX)
-  if (rows > DotKernel<bf16>::max_rows)
-    return linear<AmxKernel>(x, x_stride, rows, *weight, bias, y, y_stride, threads);
+  if (rows > DotKernel<bf16>::max_rows) return linear<AmxKernel>(x, x_stride, rows, projections, threads);
 #endif
-  linear<DotKernel<bf16>>(x, x_stride, rows, *weight, bias, y, y_stride, threads);
+  linear<DotKernel<bf16>>(x, x_stride, rows, projections, threads);
 }
 
 // y = (act(x gate^T) * (x up^T)) down^T

@@ -1,6 +1,8 @@
 // Packed rows times packed weights, to plain rows in bf16.
 #pragma once
 
+#include <vector>
+
 #include "gemm.h"
 
 namespace hpcgen {
@@ -16,27 +18,44 @@ void pack_rows(const bf16* x, int64_t stride, const PackedRows<Kernel>& packed, 
   });
 }
 
-// y [rows, columns] = rows x weight (+ bias).
+// One of the weights that the same rows are multiplied with.
+struct Projection {
+  Weights weights;
+  int64_t columns;
+  const bf16* bias;  // or null
+  bf16* y;           // [rows, columns]
+  int64_t stride;    // of y
+};
+
+// y = rows x weight (+ bias), of each projection.
 template <class Kernel>
-void project(const PackedRows<Kernel>& packed, const Weights& weights, const bf16* bias, int64_t columns, bf16* y,
-             int64_t stride, int threads) {
-  const int64_t panels = columns / kPanelColumns;
-  const int64_t blocks = row_blocks<Kernel>(packed.tiles(), packed.units, panels, threads);
-  parallel_for(threads, blocks * panels, [&](int64_t item) {
+void project(const PackedRows<Kernel>& packed, const std::vector<Projection>& projections, int threads) {
+  struct Panel {
+    const Projection* projection;
+    int64_t panel;
+  };
+  std::vector<Panel> panels;
+  for (const Projection& projection : projections)
+    for (int64_t p = 0; p < projection.columns / kPanelColumns; ++p) panels.push_back({&projection, p});
+  const auto count = static_cast<int64_t>(panels.size());
+  const int64_t blocks = row_blocks<Kernel>(packed.tiles(), packed.units, count, threads);
+  parallel_for(threads, blocks * count, [&](int64_t item) {
     static thread_local Scratch scratch, panel_scratch;
-    const int64_t block = item / panels, panel = item % panels;
+    const int64_t block = item / count;
+    const auto [projection, panel] = panels[item % count];
     const int64_t first = packed.tiles() * block / blocks, last = packed.tiles() * (block + 1) / blocks;
-    const int64_t rows = packed.start(last) - packed.start(first);
+    const int64_t rows = packed.start(last) - packed.start(first), stride = projection->stride;
     float* product = scratch.get<float>(Kernel::padded_rows(rows) * kPanelColumns);
     F32x16 bias_low = zero(), bias_high = zero();
-    if (bias != nullptr) {
-      bias_low = load(bias + panel * kPanelColumns);
-      bias_high = load(bias + panel * kPanelColumns + kLanes);
+    if (projection->bias != nullptr) {
+      bias_low = load(projection->bias + panel * kPanelColumns);
+      bias_high = load(projection->bias + panel * kPanelColumns + kLanes);
     }
+    bf16* y = projection->y + panel * kPanelColumns;
     Kernel::begin();
-    multiply_panel<Kernel>(packed, first, last, weights.panel(panel, panel_scratch), product,
+    multiply_panel<Kernel>(packed, first, last, projection->weights.panel(panel, panel_scratch), product,
                            [&](int64_t t, const float* c) {
-                             bf16* out = y + packed.start(t) * stride + panel * kPanelColumns;
+                             bf16* out = y + packed.start(t) * stride;
                              for (int r = 0; r < packed.tile_rows(t); ++r, out += stride, c += kPanelColumns) {
                                store(out, load(c) + bias_low);
                                store(out + kLanes, load(c + kLanes) + bias_high);

@@ -85,4 +85,18 @@ void transpose_rows(const Row& row, int rows, int64_t units, uint32_t* destinati
 #endif
 }
 
+// units[c] = even[c] | odd[c] << 16 for 32 columns.
+inline void interleave(const bf16* even, const bf16* odd, uint32_t* units) {
+#if defined(__AVX512BW__)
+  const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5,
+                                       36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+  const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+  const __m512i a = _mm512_loadu_si512(even), b = _mm512_loadu_si512(odd);
+  _mm512_storeu_si512(units, _mm512_permutex2var_epi16(a, low, b));
+  _mm512_storeu_si512(units + kLanes, _mm512_permutex2var_epi16(a, high, b));
+#else
+  for (int c = 0; c < 32; ++c) units[c] = even[c] | static_cast<uint32_t>(odd[c]) << 16;
+#endif
+}
+
 }  // namespace hpcgen

@@ -24,7 +24,7 @@ def layout_choice(layout: str, definition: Definition) -> LayoutOf:
 
 def layout_version(layout: str) -> list[str]:
     """What a file in this layout depends on: the packings' names, which change when what they mean does."""
-    return [layout, PANELS, PANELS_TRANSPOSED] if layout == "packed" else [layout]
+    return [layout, PANELS, PANELS_TRANSPOSED, "tied embeddings too"] if layout == "packed" else [layout]
 
 
 def _plain(definition: Definition) -> LayoutOf:
@@ -35,16 +35,19 @@ def _plain(definition: Definition) -> LayoutOf:
 def _packed(definition: Definition) -> LayoutOf:
     """Linears and experts as the CPU kernels compute fastest with; the rest, and what does not divide, plain."""
     modules = dict(definition.model.named_modules())
-    tied = {*definition.aliases, *definition.aliases.values()}
+    # A head that is the embedding has its products in every step; what the embedding reads of it is little.
+    heads = {
+        owner for alias, owner in definition.aliases.items() if type(modules[alias.rpartition(".")[0]]) is nn.Linear
+    }
 
     def layout_of(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> str:
         path, _, leaf = name.rpartition(".")
         module = modules[path]
         if is_experts_module(module) and len(shape) == 3:
             return choose_layout("experts-transposed" if module.is_transposed else "experts", shape, dtype)
-        # An embedding is read by rows. Absorbed MLA multiplies by parts of kv_b_proj, not by the whole.
-        absorbed = path.endswith(".kv_b_proj")
-        if type(module) is nn.Linear and leaf == "weight" and name not in tied and not absorbed:
+        # Absorbed MLA multiplies by parts of kv_b_proj, not by the whole.
+        is_linear = type(module) is nn.Linear and leaf == "weight" and not path.endswith(".kv_b_proj")
+        if is_linear or (type(module) is nn.Embedding and name in heads):
             return choose_layout("linear", shape, dtype)
         return "plain"
 

@@ -18,6 +18,7 @@ from hpcgen.errors import HpcgenError
 from hpcgen.kernels.attention.interface import AttentionBackend
 from hpcgen.kernels.select import select_attention, select_experts
 from hpcgen.memory.activations import Widths, sweep_bytes
+from hpcgen.memory.allocator import keep_freed_memory
 from hpcgen.memory.budget import DeviceBudget
 from hpcgen.memory.device import BudgetedDevice, Device, InPlaceDevice, PhaseSetup
 from hpcgen.memory.device_plan import (
@@ -152,6 +153,7 @@ def build_rank(
             f"The weight file {weights.path} has no {missing[0]}: it belongs to another model. Remove it and run again."
         )
     layout = model.kv_layout
+    keep_freed_memory()
     if options.device.type == "cuda":
         store.pin()
     limit = device_limit(options)

@@ -1,6 +1,6 @@
 """The C++ kernels against what the machine allows and against torch, all in one run: a table in Markdown.
 
-    python results/bench/kernels.py [--threads 1]
+    python results/bench/kernel_rates.py [--threads 1]
 
 With one thread, times are processor time of the thread, which other jobs on the machine disturb little; with more, wall
 time, for a quiet machine. The peak (products in registers) and the rate of copying are measured beside every row.

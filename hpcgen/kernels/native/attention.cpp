@@ -2,9 +2,11 @@
 // decode alike: grouped-query attention with sliding windows and sinks, and MLA over its latent.
 //
 // For each page of 64 tokens the keys become panels of 32 tokens and the values panels of 32 columns; then each tile of
-// query rows (tokens times the query heads of one KV group) makes its two products while they are in the cache.
+// query rows (tokens times the query heads of one KV group) makes its two products while they are in the cache. Where
+// there are only a few rows, as in decode, keys and values are multiplied as they lie.
 #include "attention_call.h"
 
+#include "decode_kernel.h"
 #include "gemm.h"
 #include "online_softmax.h"
 
@@ -85,20 +87,27 @@ class Attention {
     const int64_t rows = rows_of(call_, item), groups = item.last_group - item.first_group;
     const int64_t padded = Kernel::padded_rows(rows);
     const Workspace space = workspace(rows, groups);
-    // Columns and units that only pad are zero, and stay so.
-    std::fill(space.keys, space.keys + 2 * key_units_ * kPanelColumns, 0u);
-    std::fill(space.values, space.values + page_units * value_columns_, 0u);
+    const bool unpacked = takes_unpacked(rows);
+    if (!unpacked) {
+      // Columns and units that only pad are zero, and stay so.
+      std::fill(space.keys, space.keys + 2 * key_units_ * kPanelColumns, 0u);
+      std::fill(space.values, space.values + page_units * value_columns_, 0u);
+    }
     std::fill(space.sums, space.sums + groups * padded * value_columns_, 0.0f);
     std::fill(space.highest, space.highest + groups * rows, kLowest);
     std::fill(space.total, space.total + groups * rows, 0.0f);
     Kernel::begin();
-    for (int64_t g = 0; g < groups; ++g)
+    for (int64_t g = 0; g < groups && !unpacked; ++g)
       pack_query(item, item.first_group + g, space, space.query + g * padded * key_units_);
     for (int64_t page = item.first_page; page < item.last_page; ++page) {
       for (int64_t g = 0; g < groups; ++g) {
         const Step step{page, item.first_group + g};
         const Step next = g + 1 < groups ? Step{page, step.group + 1}
                                          : Step{std::min(page + 1, item.last_page - 1), item.first_group};
+        if (unpacked) {
+          attend_unpacked(item, step, next, rows, space, g);
+          continue;
+        }
         pack_keys(item, step, next, space);
         pack_values(item, step, next, space);
         const PackedRows<Kernel> query{space.query + g * padded * key_units_, rows, key_units_};
@@ -233,11 +242,8 @@ class Attention {
       Kernel::multiply(query.tile(t), rows, space.keys + token * key_units_, key_units_, space.scores + token,
                        kPageTokens, false);
     for (int r = 0; r < rows; ++r) {
-      // Of the query, counted from the page's first token.
-      const int64_t position = item.position + (query.start(t) + r) / heads_per_group_ - page * kPageTokens;
-      const int64_t first_seen = call_.window > 0 ? std::max<int64_t>(0, position + 1 - call_.window) : 0;
-      weigh(static_cast<int>(first_seen), static_cast<int>(std::min(kPageTokens, position + 1)), call_.scale,
-            space.scores + r * kPageTokens, sums + r * value_columns_, value_columns_, highest[r], total[r]);
+      weigh_row(item, page, (query.start(t) + r) / heads_per_group_, space.scores + r * kPageTokens,
+                sums + r * value_columns_, highest[r], total[r]);
       round_weights(space.scores + r * kPageTokens, space.weight_rows + r * page_units);
     }
     const int64_t units = tokens / per_unit;
@@ -245,6 +251,70 @@ class Attention {
     for (int64_t column = 0; column < value_columns_; column += kPanelColumns)
       Kernel::multiply(space.weights, rows, space.values + column * page_units, units, sums + column,
                        value_columns_, true);
+  }
+
+  // Few rows of bf16 whose widths fill vectors.
+  bool takes_unpacked(int64_t rows) const {
+#if defined(__AVX512BF16__)
+    return per_unit == 2 && !latent_ && rows <= 2 * kDecodeRows && call_.width % 32 == 0 && call_.value_width % 32 == 0;
+#else
+    return false;
+#endif
+  }
+
+  void attend_unpacked(const AttentionItem& item, Step step, Step next, int64_t rows, const Workspace& space,
+                       int64_t g) const {
+#if defined(__AVX512BF16__)
+    if constexpr (per_unit == 2) {
+      const int64_t width = call_.width, value_width = call_.value_width;
+      const PageRows page{first(item, step.page) + step.group * width,
+                          second(item, step.page) + step.group * value_width,
+                          first(item, next.page) + next.group * width,
+                          second(item, next.page) + next.group * value_width,
+                          call_.groups * width,
+                          call_.groups * value_width,
+                          width,
+                          value_width};
+      for (int64_t r = 0; r < rows; r += kDecodeRows) {
+        switch (std::min<int64_t>(kDecodeRows, rows - r)) {
+          case 1: attend_rows<1>(item, page, step, r, space, g * rows + r); break;
+          case 2: attend_rows<2>(item, page, step, r, space, g * rows + r); break;
+          case 3: attend_rows<3>(item, page, step, r, space, g * rows + r); break;
+          default: attend_rows<4>(item, page, step, r, space, g * rows + r);
+        }
+      }
+    }
+#endif
+  }
+
+#if defined(__AVX512BF16__)
+  // Query rows [r, r + Rows) of the group; `state`: where their sums, highest scores and totals are.
+  template <int Rows>
+  void attend_rows(const AttentionItem& item, const PageRows& page, Step step, int64_t r, const Workspace& space,
+                   int64_t state) const {
+    const bf16* query[Rows];
+    for (int i = 0; i < Rows; ++i)
+      query[i] = static_cast<const bf16*>(call_.query) + head_row(item, step.group, r + i) * call_.width;
+    const int64_t present = std::min(kPageTokens, item.position + item.tokens - step.page * kPageTokens);
+    score_rows<Rows>(page, query, round_up(present, kLanes), space.scores);
+    float* sums = space.sums + state * value_columns_;
+    for (int i = 0; i < Rows; ++i) {
+      weigh_row(item, step.page, (r + i) / heads_per_group_, space.scores + i * kPageTokens,
+                sums + i * value_columns_, space.highest[state + i], space.total[state + i]);
+      round_weights(space.scores + i * kPageTokens, space.weight_rows + i * page_units);
+    }
+    add_rows<Rows>(page, space.weight_rows, present, sums, value_columns_);
+  }
+#endif
+
+  // Turns the scores of one page into weights, for query token `token` of the item.
+  void weigh_row(const AttentionItem& item, int64_t page, int64_t token, float* scores, float* sums, float& highest,
+                 float& total) const {
+    // Of the query, counted from the page's first token.
+    const int64_t position = item.position + token - page * kPageTokens;
+    const int64_t first_seen = call_.window > 0 ? std::max<int64_t>(0, position + 1 - call_.window) : 0;
+    weigh(static_cast<int>(first_seen), static_cast<int>(std::min(kPageTokens, position + 1)), call_.scale, scores, sums,
+          value_columns_, highest, total);
   }
 
   static void round_weights(const float* weights, uint32_t* units) {

@@ -35,6 +35,7 @@ def difference(attention, data, heads, dtype, window=None, sinks=None, scale=Non
     [
         (4, 4, 64, 64),
         (9, 3, 64, 64),
+        (7, 1, 64, 96),
         (8, 1, 80, 80),
         (4, 2, 96, 96),
         (8, 2, 128, 128),

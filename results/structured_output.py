@@ -1,6 +1,6 @@
 """What structured output costs in a decode step: the time of its masks beside that of sampling itself.
 
-OMP_NUM_THREADS=1 python results/structured_output.py --model DIR > results/structured_output.md
+OMP_NUM_THREADS=1 python results/structured_output.py --model DIR    # the table of results/structured_output.md
 """
 
 import argparse

@@ -1,8 +1,11 @@
 """`LLM`: an engine called from Python. Under mpirun every rank makes the same calls and has the same results."""
 
+import atexit
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -43,7 +46,8 @@ class LLM:
     Raises:
         HpcgenError: the model or the machine is not what it should be; the message says what to do.
 
-    Prompts may be any iterable: they are read as the engine has room. Use it as a context manager, or call `close`.
+    Prompts may be any iterable: they are read as the engine has room. Use it as a context manager, or call `close`; at
+    the latest the end of the program closes it.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class LLM:
         )
         self._requests = 0
         self._generating = False
+        self._closed = False
         self._closing = ExitStack()
         with self._closing_on_error():
             self._world = self._closing.enter_context(open_world())
@@ -90,6 +95,7 @@ class LLM:
             else:
                 self._follower = prepared.build_rank(self._world, weights)
                 self._close_in_good_order(self._follower.device.close, self._follower.worker.close)
+            self._forget = self._close_at_exit()
 
     def generate(
         self, prompts: Iterable[Prompt] | Prompt, sampling_params: Params = None, use_tqdm: bool = True
@@ -143,12 +149,19 @@ class LLM:
         fields = _chat_fields(add_generation_prompt, tools, chat_template_kwargs)
         return self._outputs(self._numbered(CHAT, chat_bodies(messages, sampling_params, fields)))
 
+    @property
+    def leads(self) -> bool:
+        """Whether this process shows progress and messages: under mpirun that is rank 0."""
+        return self._world.leads
+
     def get_tokenizer(self) -> Any:
         """The model's transformers tokenizer."""
         return load_tokenizer(self.options.model)
 
     def close(self) -> None:
-        """Gives memory and threads back. Under mpirun all ranks must call it, or leave the `with` block."""
+        """Gives memory and threads back. Under mpirun all ranks must call it, or leave the `with` block, or end."""
+        self._closed = True
+        self._forget()
         self._closing.close()
         self._engine = None
 
@@ -158,6 +171,8 @@ class LLM:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._closed = True
+        self._forget()
         # The other ranks of a world learn of an error here.
         self._closing.__exit__(kind, error, trace)
         self._engine = None
@@ -166,6 +181,15 @@ class LLM:
         """The engine before its device; ranks do that together, so not after an error of one of them."""
         self._closing.callback(close_device)
         self._closing.push(lambda kind, *rest: close_engine() if kind is None else None)
+
+    def _close_at_exit(self) -> Callable[[], object]:
+        """Whoever never closes it leaves in good order too. Returns what undoes that."""
+        if self._world.size == 1:
+            return weakref.finalize(self, self._closing.close).detach
+        # Ranks close together: when each of them ends, not when its garbage is collected.
+        close = partial(_close_with_error, self._closing)
+        atexit.register(close)
+        return lambda: atexit.unregister(close)
 
     def _closing_on_error(self) -> ExitStack:
         """Undoes what was opened if the block raises; in a world of several ranks, that ends all of them."""
@@ -185,6 +209,8 @@ class LLM:
 
     def _outputs(self, requests: Iterator[Request]) -> Iterator[RequestOutput]:
         """Outputs as they come, on rank 0; on the others all of them at the end."""
+        if self._closed:
+            raise LLMError("this LLM is closed: make a new one")
         if self._generating:
             raise LLMError("another iterator of this LLM is unfinished: exhaust or close it first")
         self._generating = True
@@ -241,6 +267,15 @@ class LLM:
         for index, body in enumerate(bodies):
             self._requests += 1
             yield request(self._requests - 1, url, body, index)
+
+
+def _close_with_error(closing: ExitStack) -> None:
+    """Closes as a `with` block would that an uncaught error has left: it ends the other ranks."""
+    error: BaseException | None = getattr(sys, "last_value", None)
+    if error is None:
+        closing.close()
+    else:
+        closing.__exit__(type(error), error, error.__traceback__)
 
 
 def _is_failure(kind: type[BaseException] | None) -> bool:

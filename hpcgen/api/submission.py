@@ -13,6 +13,7 @@ from hpcgen.api.outputs import CompletionOutput, RequestOutput
 from hpcgen.api.prompts import Conversation, Params, Prompt, chat_bodies, completion_bodies, request
 from hpcgen.batch.request import CHAT, COMPLETIONS
 from hpcgen.batch.results import error_path
+from hpcgen.batch.run_directory import RunDirectoryError
 from hpcgen.durable import DIRECTORY_MODE, FILE_MODE, write_atomically
 from hpcgen.errors import HpcgenError
 from hpcgen.jobs import slurm as slurm_client
@@ -74,13 +75,15 @@ class SubmittedRun:
             if status is not None and not self.done():
                 tail = _log(self.run_directory).read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
                 raise RunFailed(f"the run in {self.run_directory} ended with status {status}: {tail}")
-        elif (self.run_directory / "jobs").exists():
+            return
+        try:
             state = self.state
-            if state.word == "stopped" and state.slurm_error is None:
-                raise RunFailed(
-                    f"the job of the run in {self.run_directory} is over and the run is not complete; see hpcgen logs "
-                    f"{self.run_directory}, and continue with hpcgen resume {self.run_directory}"
-                )
+        except RunDirectoryError:  # a process that another one started, and that has not begun
+            return
+        if state.word == "stopped" and state.slurm_error is None:
+            path = self.run_directory
+            how = f"hpcgen logs {path}, hpcgen resume {path}" if state.submissions else f"{_log(path)}, submit it again"
+            raise RunFailed(f"the run in {path} is over and not complete; see and continue it with {how}")
 
 
 def submit(
@@ -140,7 +143,7 @@ def _submit(
     arguments = ["run", "--model", str(Path(model).absolute()), "--input", str(path / "requests.jsonl")]
     arguments += ["--output", str(_output(path)), "--run-dir", str(path)]
     for name, value in options.items():
-        arguments += [f"--{name.replace('_', '-')}", str(value)]
+        arguments += _argument(name.replace("_", "-"), value)
     if job is not None:
         submit_job(job, path, arguments)
         return SubmittedRun(path)
@@ -154,6 +157,13 @@ def _submit(
             start_new_session=True,
         )
     return SubmittedRun(path, process)
+
+
+def _argument(name: str, value: Any) -> list[str]:
+    """An option of `hpcgen run`; None leaves it at its default."""
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    return [] if value is None else [f"--{name}", str(value)]
 
 
 def _output(run_directory: Path) -> Path:

@@ -191,6 +191,19 @@ def _modified(path: Path) -> float:
         return 0.0
 
 
+def holder(directory: Path, expiry_seconds: float = EXPIRY_SECONDS) -> Owner | None:
+    """The process that works in a directory, as far as can be seen from here; takes nothing and writes nothing."""
+    path = directory / f"lock.{_highest(directory):08d}"
+    owner = _read(path)
+    if owner is None or owner.released:
+        return None
+    if owner.host == socket.gethostname():
+        return owner if _process_lives(owner) else None
+    with suppress(FileNotFoundError):
+        return owner if time.time() - path.stat().st_mtime < expiry_seconds else None
+    return None
+
+
 def _number(path: Path) -> int:
     found = _NAME.fullmatch(path.name)
     return int(found[1]) if found else 0

@@ -53,7 +53,7 @@ def write_parquet(journal: Records, table: Table | None, destination: Path) -> N
     types = (text, text, pyarrow.list_(text), text, count, count, text)
     input_fields = [] if table is None else _input_fields(table, pyarrow)
     taken = {field.name for field in input_fields}
-    names = [f"hpcgen_{name}" if name in taken else name for name in _RESULT_COLUMNS]
+    names = [_free_name(name, taken) for name in _RESULT_COLUMNS]
     schema = pyarrow.schema([*input_fields, *zip(names, types, strict=True)])
     with (
         write_atomically(destination, USER_FILE_MODE) as file,
@@ -66,6 +66,12 @@ def write_parquet(journal: Records, table: Table | None, destination: Path) -> N
                 writer.write_batch(pyarrow.RecordBatch.from_pylist(batch, schema))
                 batch = []
         writer.write_batch(pyarrow.RecordBatch.from_pylist(batch, schema))
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name = f"hpcgen_{name}"
+    return name
 
 
 def _input_fields(table: Table, pyarrow: Any) -> list[Any]:

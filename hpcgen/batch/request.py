@@ -320,9 +320,11 @@ def _decode(decoder: msgspec.json.Decoder, data: bytes, line: bytes) -> Any:
 def _place_and_reason(line: bytes) -> str:
     """The standard library's description of what is wrong: slower than msgspec's, but it tells the column exactly."""
     try:
-        json.loads(line)
+        json.loads(line.decode())  # bytes would be taken for UTF-16 or UTF-32 where they have zeros
     except json.JSONDecodeError as error:
         return f" at column {error.colno}: {error.msg}"
     except RecursionError:
         return ": nested too deeply"
+    except ValueError:  # a number of thousands of digits
+        return ""
     return ""  # it lets pass what the standard forbids, such as half of a surrogate pair

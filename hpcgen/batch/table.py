@@ -1,5 +1,6 @@
 """Tables as input: the rows of a CSV, Parquet or plain JSONL file, compressed or not, as a stream."""
 
+import codecs
 import csv
 import gzip
 import io
@@ -11,6 +12,7 @@ from typing import Any, BinaryIO, cast
 
 import msgspec
 
+from hpcgen.batch.reader import MAX_LINE_BYTES
 from hpcgen.durable import write_atomically
 from hpcgen.errors import HpcgenError
 
@@ -51,15 +53,19 @@ class Table:
         """Names of the columns. Those of JSONL are all that occur in some row, which takes a pass over the file.
 
         Raises:
-            TableError: the file cannot be read.
+            TableError: the file cannot be read, or two columns have the same name.
         """
-        if self.kind == "parquet":
-            with self._file() as file:
-                return list(_parquet().ParquetFile(file).schema_arrow.names)
-        if self.kind == "csv":
-            with self._file() as file:
-                return list(_csv_reader(file).fieldnames or [])
-        return list(dict.fromkeys(name for row in self.rows() if isinstance(row, dict) for name in row))
+        if self.kind == "jsonl":
+            return list(dict.fromkeys(name for row in self.rows() if isinstance(row, dict) for name in row))
+        with self._file() as file:
+            if self.kind == "parquet":
+                names = list(_parquet().ParquetFile(file).schema_arrow.names)
+            else:
+                names = list(_csv_reader(file).fieldnames or [])
+        for name in names:
+            if names.count(name) > 1:
+                raise TableError(f"{self.path} has more than one column {name!r}: rename or remove one")
+        return names
 
     def rows(self) -> Iterator[Row | bytes]:
         """All rows, in order. A line of JSONL that is no object comes as its bytes, to get its error with the others.
@@ -80,15 +86,19 @@ class Table:
                         )
                     yield cast(Row, row)
             else:
-                for line in file:
-                    yield _json_row(line)
+                for number, line in enumerate(file):
+                    yield _json_row(line if number else line.removeprefix(codecs.BOM_UTF8))
 
     @contextmanager
     def _file(self) -> Iterator[BinaryIO]:
         with open_decompressed(self.path) as file:
             try:
                 yield file
-            except (ValueError, csv.Error) as error:  # not UTF-8, not Parquet, not CSV
+            except UnicodeDecodeError as error:
+                raise TableError(
+                    f"cannot read {self.path}: it is not UTF-8 ({error.reason}); convert it with iconv"
+                ) from None
+            except (ValueError, csv.Error) as error:  # not Parquet, not CSV
                 raise TableError(f"cannot read {self.path}: {error}") from None
 
 
@@ -131,6 +141,7 @@ def decompress(path: Path, destination: Path) -> None:
 
 
 def _csv_reader(file: BinaryIO) -> "csv.DictReader[str]":
+    csv.field_size_limit(MAX_LINE_BYTES)  # a text of a million tokens is one cell
     return csv.DictReader(io.TextIOWrapper(file, encoding="utf-8-sig", newline=""), strict=True)
 
 

@@ -1,9 +1,11 @@
 """The model `hpcgen` of the LM evaluation harness; importing this module registers it.
 
-The harness has no way to find models of other packages by itself: `hpcgen evaluate` is its command line with this one.
+The harness has no way to find models of other packages by itself: see `commands` and `registration`.
 Tokenization, truncation and windows are those of the harness' own `hf` model, so that results are equal.
 """
 
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -71,6 +73,9 @@ class HpcgenLM(TemplateLM):
             device = "auto"
         self._llm = LLM(directory, dtype=dtype, device=device, max_model_len=longest, **engine)
         self.tokenizer = self._llm.get_tokenizer()
+        if not self._llm.leads:
+            # Under mpirun every rank has all results: one shows the table.
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
     @property
     def eot_token_id(self) -> int:

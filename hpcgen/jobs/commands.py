@@ -2,7 +2,9 @@
 
 import argparse
 import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from hpcgen.jobs.submit_commands import NothingToDo, Subparsers, add_submit_parsers
@@ -17,6 +19,8 @@ def add_job_parsers(subparsers: Subparsers, add_run_arguments: Callable[[argpars
     add_submit_parsers(subparsers, add_run_arguments)
     status = subparsers.add_parser("status", help="how a run stands", description="How a run stands.")
     status.add_argument("run_directory", type=Path, metavar="RUN_DIR")
+    status.add_argument("-f", "--follow", action="store_true", help="show it again and again while jobs wait or run")
+    status.add_argument("--interval", type=float, default=5.0, metavar="SECONDS", help="of --follow (default: 5)")
     status.set_defaults(call=_status)
     cancel = subparsers.add_parser(
         "cancel",
@@ -54,9 +58,20 @@ def add_checkpoint_parser(subparsers: Subparsers) -> None:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    from hpcgen.jobs.status import read_state, render
+    from hpcgen.jobs.status import follow, read_state, render
 
-    print(render(read_state(arguments.run_directory)))
+    if not arguments.follow:
+        print(render(read_state(arguments.run_directory)))
+        return 0
+    # On a terminal each picture takes the place of the one before.
+    begin, end = ("\x1b[H\x1b[J", "\n") if sys.stdout.isatty() else ("", "\n\n")
+    with suppress(KeyboardInterrupt):
+        follow(
+            arguments.run_directory,
+            lambda text: print(begin + text, end=end, flush=True),
+            max(arguments.interval, 0.2),
+            time.sleep,
+        )
     return 0
 
 

@@ -19,7 +19,9 @@ from hpcgen.batch.source import Source
 from hpcgen.batch.sub_batches import SubBatches
 from hpcgen.engine.executor import Activity
 from hpcgen.jobs.leases import Leases
-from hpcgen.jobs.totals import CheckpointCost, JobTimes, token_totals
+from hpcgen.jobs.totals import CheckpointCost, token_totals
+from hpcgen.report.clock import Clock
+from hpcgen.report.events import job_spans, read_events
 from hpcgen.report.summary import Summary
 from hpcgen.scheduler.plan import Phase
 
@@ -90,22 +92,24 @@ class Delivery:
         failed = int(np.count_nonzero(finished & ~records.ok))
         tokens = token_totals(records)
         event_files = [part.events_path for part in self.run_directory.parts()]
-        jobs, checkpoints = JobTimes.read(event_files), CheckpointCost.read(event_files)
+        streams = [list(read_events(file)) for file in event_files if file.exists()]
+        clock, checkpoints = Clock.of(streams), CheckpointCost.read(event_files)
+        times = sub_batches.completion_times() if sub_batches else []
         usage = (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
         return Summary(
             requests_ok=int(np.count_nonzero(finished)) - failed,
             requests_failed=failed,
             prompt_tokens=tokens.prompt,
             output_tokens=tokens.output,
-            bct=jobs.seconds,
+            bct=clock.seconds,
             prefill_seconds=activity.seconds[Phase.PREFILL],
             decode_seconds=activity.seconds[Phase.DECODE],
             peak_memory=sum(each.ru_maxrss for each in usage) * 1024,
             output=self.output,
             errors=errors,
             run_directory=self.run_directory.path,
-            scts=jobs.since_start(sub_batches.completion_times()) if sub_batches else (),
-            resumed=jobs.resumed,
+            scts=[clock(moment) for moment in times if moment is not None],
+            resumed=sum(max(len(job_spans(events)) - 1, 0) for events in streams),
             checkpoints=checkpoints.count,
             checkpoint_stall=checkpoints.stall,
         )

@@ -1,12 +1,10 @@
 """`hpcgen run`: one batch from its requests to ordered results, alone or as one rank of several."""
 
-import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from hpcgen.batch.intake import Intake, IntakeError, IntakeItem
 from hpcgen.batch.parquet import is_parquet
@@ -15,11 +13,10 @@ from hpcgen.batch.results import Results, check_output_path
 from hpcgen.batch.run_directory import RunDirectory
 from hpcgen.batch.source import TemplateOptions, open_source
 from hpcgen.checkpoint.manifest import epochs
-from hpcgen.cluster.assemble import ClusterAssembly
 from hpcgen.cluster.coordinator import Coordinator, follow
 from hpcgen.cluster.ending import InterruptFlag, leave_signals_to_rank_0
 from hpcgen.cluster.world import World, open_world
-from hpcgen.engine.build import EngineOptions, RankAssembly
+from hpcgen.engine.build import EngineOptions
 from hpcgen.engine.engine import Engine
 from hpcgen.engine.executor import Activity
 from hpcgen.errors import HpcgenError
@@ -28,6 +25,7 @@ from hpcgen.jobs.checkpoint_nodes import RankTasks, nodes_of
 from hpcgen.jobs.delivery import Delivery
 from hpcgen.jobs.instance import InstanceOptions, Prepared, open_weights, prepare
 from hpcgen.jobs.leases import EXPIRY_SECONDS, Leases
+from hpcgen.jobs.place import memory_fields, place_fields
 from hpcgen.jobs.planning import follow_plan
 from hpcgen.jobs.planning import plan as make_plan
 from hpcgen.jobs.recovery import Recovery, prefill_rate
@@ -109,8 +107,8 @@ def _lead(world: World, options: RunOptions, say: Callable[[str], None]) -> Summ
         share.begin(results)
         if results.finished:
             say(f"continuing {run_directory.path}: {results.finished:,} of {len(batch_input):,} requests are finished")
-        place = _place(world, engine_options)
-        with EventLog(run_directory.events_path, requests=len(batch_input), **place) as events:
+        where = place_fields(world, engine_options)
+        with EventLog(run_directory.events_path, requests=len(batch_input), **where) as events:
             work_left = share.wait_for_work(stop.check)
             world.wait_for_all()
             plan = None
@@ -171,13 +169,6 @@ def default_run_directory(output: Path) -> Path:
     return output.with_suffix(".run")
 
 
-def _place(world: World, options: EngineOptions) -> dict[str, Any]:
-    """Where this job runs, for reports."""
-    place = {"ranks": world.size, "hosts": list(world.hosts), "device": options.device.type}
-    job = os.environ.get("SLURM_JOB_ID")
-    return place | ({"job": job} if job else {})
-
-
 class _Batch:
     """Feeds the engine with requests and the results with what it finished."""
 
@@ -227,7 +218,7 @@ class _Batch:
             self._watchdog = prepared.watchdog
             self._engine, self.activity = engine, engine.activity
             self._seen = (0, time.perf_counter())
-            self._describe(assembly)
+            self._events.write("memory", **memory_fields(assembly))
             self._recovery = Recovery(
                 checkpoints,
                 nodes_of(self._world, engine, assembly, checkpoints),
@@ -322,6 +313,7 @@ class _Batch:
             deadline = stop.deadline(self._options.grace) if stop.requested else None
             self._recovery.save_before_leaving(engine, self._results, deadline)
             self._share.leave()
+            self._events.write("stopped", by=stop.name or "SIGINT")
             engine.stop()
             engine.close()
             if self._interrupt.requested:
@@ -343,7 +335,7 @@ class _Batch:
         self._seen = (tokens, now)
         if now >= self._next_load:
             self._next_load = now + LOAD_SECONDS
-            self._events.write("load", **asdict(self._engine.load))
+            self._events.write("load", **asdict(self._engine.load), migrated=activity.migrated)
         self._results.sync()
         self._update(activity.phase.value)
 
@@ -357,15 +349,4 @@ class _Batch:
                 done_tokens=self._done_tokens,
                 phase=phase,
             )
-        )
-
-    def _describe(self, assembly: RankAssembly) -> None:
-        store, layout = assembly.store, assembly.model.kv_layout
-        self._events.write(
-            "memory",
-            host_pages=store.count,
-            page_bytes=layout.page_bytes,
-            backed_by=assembly.pool.kind if isinstance(assembly, ClusterAssembly) else None,
-            device_budget=assembly.budget.limit,
-            phases={phase.value: asdict(memory) for phase, memory in (assembly.phases or {}).items()},
         )

@@ -2,17 +2,19 @@
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcgen.batch.journal import scan
+from hpcgen.batch.lock import Owner, holder
 from hpcgen.batch.run_directory import RunDirectory
 from hpcgen.checkpoint.manifest import epochs
 from hpcgen.errors import HpcgenError
 from hpcgen.jobs import slurm
 from hpcgen.jobs.leases import LeaseCounts
 from hpcgen.jobs.submission import Submission, submissions
-from hpcgen.report.events import read_events
+from hpcgen.jobs.vitals import Vitals
 from hpcgen.report.progress import duration
 
 
@@ -31,8 +33,7 @@ class RunState:
     """Unix time."""
     checkpoints: int
     """Epochs that can be restored from."""
-    phase: str
-    """Of the last event: 'prefill', 'decode', or '' where none is known."""
+    vitals: Vitals
     jobs: tuple[slurm.Job, ...]
     """Of all submissions, as far as Slurm remembers them."""
     submissions: tuple[Submission, ...]
@@ -40,6 +41,8 @@ class RunState:
     """Of a run that instances share."""
     slurm_error: str | None = None
     """Why Slurm could not be asked."""
+    process: Owner | None = None
+    """The process that works in the directory now, in a job or by itself."""
 
     def check_slurm(self) -> None:
         """For what needs to know the jobs. Raises SlurmError where Slurm could not be asked."""
@@ -61,13 +64,26 @@ class RunState:
         """The state in a word."""
         if self.complete:
             return "complete"
-        if any(job.running for job in self.jobs):
+        if self.process is not None or any(job.running for job in self.jobs):
             return "running"
         if self.active:
             return "waiting"
-        if self.jobs or self.submissions:
+        if self.jobs or self.submissions or self.requests:
             return "stopped"
-        return "begun" if self.requests else "empty"
+        return "empty"
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing will change by itself any more."""
+        return self.word in ("complete", "stopped", "empty") and self.slurm_error is None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Estimate: the requests that are left take as long as those that are done did, each; None: unknown."""
+        done = self.ok + self.failed
+        if self.word != "running" or not done or not self.vitals.seconds:
+            return None
+        return self.vitals.seconds * (self.requests - done) / done
 
 
 def read_state(path: Path) -> RunState:
@@ -85,6 +101,7 @@ def read_state(path: Path) -> RunState:
             records.update((request, (ok, finished)) for request, ok, finished in scan(part.journal_path))
     jobs, error = _ask_slurm(recorded)
     ok = sum(record[0] for record in records.values())
+    owners = [(part, holder(part.own) if part.own.is_dir() else None) for part in parts]
     return RunState(
         path=path,
         complete=directory.is_complete,
@@ -93,11 +110,12 @@ def read_state(path: Path) -> RunState:
         failed=len(records) - ok,
         last_result=max((finished for _, finished in records.values()), default=None),
         checkpoints=sum(len(epochs(part.checkpoints)) for part in parts),
-        phase="" if directory.leases.exists() else _last_phase(directory.events_path),
+        vitals=Vitals.together([Vitals.read(part.events_path, running=owner is not None) for part, owner in owners]),
         jobs=tuple(jobs),
         submissions=tuple(recorded),
         leases=LeaseCounts.read(directory.leases) if directory.leases.exists() else None,
         slurm_error=error,
+        process=next((owner for _, owner in owners if owner is not None), None),
     )
 
 
@@ -115,10 +133,9 @@ def render(state: RunState) -> str:
             f"  {name:<10} {state.leases.done.get(name, 0):,} done, {state.leases.held[name]:,} in work"
             for name in state.leases.instances
         ]
+    lines += _render_vitals(state)
     if state.last_result is not None:
         lines.append(f"last result  {duration(time.time() - state.last_result)} ago")
-    if state.phase and not state.complete:
-        lines.append(f"last phase   {state.phase}")
     if state.checkpoints:
         lines.append(f"checkpoints  {state.checkpoints} (see hpcgen checkpoint show {state.path})")
     lines += [f"job {job.id:<8} {_describe(job)}" for job in state.jobs]
@@ -129,8 +146,45 @@ def render(state: RunState) -> str:
         forgotten = [submission.job_id for submission in state.submissions if submission.job_id not in known]
         lines += [f"job {job:<8} over; Slurm no longer knows it" for job in forgotten]
     if state.word == "stopped":
-        lines.append(f"continue with: hpcgen resume {state.path}")
+        how = f"hpcgen resume {state.path}" if state.submissions else "the same hpcgen run command"
+        lines.append(f"continue with: {how}")
     return "\n".join(lines)
+
+
+def _render_vitals(state: RunState) -> list[str]:
+    """The essentials of the report that a running job has already."""
+    vitals, lines = state.vitals, []
+    if vitals.seconds:
+        left = state.seconds_left
+        ahead = f", about {duration(left)} left" if left is not None else ""
+        lines.append(f"time         {duration(vitals.seconds)} of work{ahead}")
+    if vitals.output_tokens:
+        rates = ", ".join(f"{phase} {rate:,.0f}/s" for phase, rate in vitals.rates.items())
+        lines.append(f"tokens       {vitals.output_tokens:,} decoded; lately {rates}")
+    if state.complete:
+        return lines
+    if vitals.phase:
+        lines.append(f"phase        {vitals.phase}")
+    if vitals.active:
+        spread = f" ({min(vitals.active):,} to {max(vitals.active):,} a rank)" if len(vitals.active) > 1 else ""
+        lines.append(
+            f"sequences    {sum(vitals.active):,} active{spread}, {vitals.suspended:,} suspended, "
+            f"{vitals.waiting:,} waiting"
+        )
+    if vitals.kv_shares:
+        spread = f", at least {min(vitals.kv_shares):.0%}" if len(vitals.kv_shares) > 1 else ""
+        lines.append(f"host store   {max(vitals.kv_shares):.0%} in use{spread}")
+    return lines
+
+
+def follow(path: Path, show: Callable[[str], None], interval: float, sleep: Callable[[float], None]) -> None:
+    """Shows how the run stands at an interval, until nothing will change any more."""
+    while True:
+        state = read_state(path)
+        show(render(state))
+        if state.over:
+            return
+        sleep(interval)
 
 
 def render_list(states: list[RunState]) -> str:
@@ -166,16 +220,6 @@ def _ask_slurm(recorded: list[Submission]) -> tuple[list[slurm.Job], str | None]
     except HpcgenError as error:
         return found, str(error)
     return found, None
-
-
-def _last_phase(events: Path) -> str:
-    phase = ""
-    if events.exists():
-        for event in read_events(events):
-            if event["event"] == "opened":
-                phase = ""
-            phase = event.get("phase", phase)
-    return phase
 
 
 def _describe(job: slurm.Job) -> str:

@@ -1,6 +1,6 @@
 """Sums over a whole run, the parts that earlier, interrupted jobs did included."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from hpcgen.batch.journal import Records
-from hpcgen.report.events import job_spans, read_events, without_overlaps
+from hpcgen.report.events import read_events
 
 
 class TokenTotals(NamedTuple):
@@ -45,40 +45,6 @@ def token_totals(journal: Records) -> TokenTotals:
         prompt += usage.prompt_tokens
         output += usage.completion_tokens
     return TokenTotals(prompt, output)
-
-
-@dataclass(frozen=True, slots=True)
-class JobTimes:
-    """When the jobs of a run worked: spans of Unix time in which at least one did, in order."""
-
-    spans: tuple[tuple[float, float], ...]
-
-    resumed: int = 0
-    """Jobs that went on where an earlier one had stopped."""
-
-    @classmethod
-    def read(cls, event_files: Iterable[Path]) -> "JobTimes":
-        """From the events of each instance."""
-        spans: list[tuple[float, float]] = []
-        resumed = 0
-        for events in event_files:
-            own = job_spans(read_events(events)) if events.exists() else []
-            spans += own
-            resumed += max(len(own) - 1, 0)
-        return cls(without_overlaps(spans), resumed)
-
-    @property
-    def seconds(self) -> float:
-        """Time in which some job worked: the batch completion time without the waits between jobs."""
-        return sum(stop - start for start, stop in self.spans)
-
-    def since_start(self, times: Sequence[float | None]) -> list[float]:
-        """Unix times as seconds of work since the first job began; what has not happened is left out."""
-        return [
-            sum(max(0.0, min(stop, moment) - start) for start, stop in self.spans)
-            for moment in times
-            if moment is not None
-        ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,12 @@ import numpy as np
 from hpcgen.report.progress import duration
 from hpcgen.report.run_record import RunRecord
 from hpcgen.report.svg import Chart, number, time_ticks
+from hpcgen.report.timeline import STYLE_OF_PHASE
 
-STYLE_OF_PHASE = {"prefill": "s0", "decode": "s1"}
 MOST_LINES = 8
 """Ranks or nodes that get a line of their own; of more, the least, mean and most are drawn."""
 _BINS = 24
+_PARTS = 150
 
 
 def completion(record: RunRecord) -> str:
@@ -20,28 +21,52 @@ def completion(record: RunRecord) -> str:
     chart = _over_time(record, 100.0, lambda value: f"{value:.0f}%")
     times = record.completion_times()
     legend = [("s1", "requests finished")]
-    chart.line(*_cumulative(times, record.requests, record.clock.seconds), "s1", "requests finished")
+    chart.steps(*_cumulative(times, record.requests, record.clock.seconds), "s1", "requests finished")
     sub_batches = record.sub_batch_times()
     if len(sub_batches):
         count = -(-record.requests // int(record.manifest.options["sub_batch"]))
-        chart.line(*_cumulative(sub_batches, count, record.clock.seconds), "s2", "sub-batches complete")
+        chart.steps(*_cumulative(sub_batches, count, record.clock.seconds), "s2", "sub-batches complete")
         legend.append(("s2", "sub-batches complete (SCT)"))
+    if planned := record.planned("seconds"):
+        chart.moment(planned, "s4", f"the plan: complete after {duration(planned)} at most")
+        legend.append(("s4", "complete at the latest, by the plan"))
     return _figure(chart, "Requests and sub-batches finished over time", legend)
 
 
 def throughput(record: RunRecord) -> str:
     """Tokens per second in the two phases."""
-    intervals: dict[str, list[tuple[float, float, float]]] = {"prefill": [], "decode": []}
-    for event in record.steps:
-        if event["seconds"] > 0 and event["phase"] in intervals:
-            start = max(event["at"] - event["seconds"], 0.0)
-            intervals[event["phase"]].append((start, event["at"], event["tokens"] / event["seconds"]))
+    intervals = {phase: _rates(record, phase) for phase in STYLE_OF_PHASE}
     most = max((rate for found in intervals.values() for *_, rate in found), default=1.0)
-    chart = _over_time(record, most)
+    planned = {phase: record.planned(f"{phase}_rate") for phase in intervals}
+    chart = _over_time(record, max([most, *(rate for rate in planned.values() if rate)]))
     for phase, found in intervals.items():
         edges = [(start, stop) for start, stop, _ in found]
         chart.stairs(edges, [rate for *_, rate in found], STYLE_OF_PHASE[phase], f"{phase}, tokens/s")
-    return _figure(chart, "Tokens per second over time", [("s0", "prefill"), ("s1", "decode")])
+    legend = [("s0", "prefill"), ("s1", "decode")]
+    for phase, rate in planned.items():
+        if rate:
+            chart.level(rate, STYLE_OF_PHASE[phase], f"the plan: {rate:,.0f} tokens/s of {phase}")
+    if any(planned.values()):
+        legend.append(("dashes", "by the plan"))
+    return _figure(chart, "Tokens per second over time", legend)
+
+
+def _rates(record: RunRecord, phase: str) -> list[tuple[float, float, float]]:
+    """(from, to, tokens/s): as recorded, or of several instances together in even parts of the time."""
+    found = [
+        (max(event["at"] - event["seconds"], 0.0), event["at"], event["tokens"], event["seconds"])
+        for event in record.steps
+        if event["phase"] == phase and event["seconds"] > 0
+    ]
+    if len(record.streams) == 1:
+        return [(start, stop, tokens / seconds) for start, stop, tokens, seconds in found]
+    edges = np.linspace(0.0, record.clock.seconds, _PARTS + 1)
+    sums = np.zeros(_PARTS)
+    for start, stop, tokens, _ in found:
+        overlap = np.clip(np.minimum(edges[1:], stop) - np.maximum(edges[:-1], start), 0.0, None)
+        sums += tokens * overlap / max(overlap.sum(), 1e-9)
+    width = edges[1] - edges[0]
+    return [(edges[i], edges[i + 1], sums[i] / width) for i in np.flatnonzero(sums).tolist()]
 
 
 def sequences(record: RunRecord) -> str:
@@ -66,29 +91,17 @@ def kv_occupancy(record: RunRecord) -> str:
     return _by_member(record, "host_pages", "node", 100.0 / pages)
 
 
-def timeline(record: RunRecord) -> str:
-    """Phases as bands, and what happened as marks."""
-    seconds = record.clock.seconds
-    chart = Chart(seconds, 1, x_ticks=time_ticks(seconds), x_format=duration, y_format=lambda value: "", height=84)
-    for span in record.phases:
-        title = f"{span.phase}, {duration(span.start)} to {duration(span.stop)}"
-        chart.band(span.start, span.stop, STYLE_OF_PHASE.get(span.phase, "s3"), title)
-    for at, event, details in record.marks:
-        chart.mark(at, f"{duration(at)} {event} {details}".strip())
-    return _figure(chart, "Phases and events", [("s0", "prefill"), ("s1", "decode"), ("mark", "event")])
-
-
 def lengths(record: RunRecord) -> str:
     """Histograms of prompt and output tokens."""
     figures = []
     for name, style in (("prompt_tokens", "s0"), ("output_tokens", "s1")):
         values = np.array([getattr(one, name) for one in record.succeeded])
         counts, edges = np.histogram(values, bins=_BINS, range=(0, max(int(values.max()), _BINS)))
-        chart = Chart(float(edges[-1]), float(counts.max()))
+        chart = Chart(float(edges[-1]), float(counts.max()), height=150)
         chart.bars(edges, counts, style, "tokens")
         label = name.replace("_", " ")
         figures.append(_figure(chart, f"Histogram of {label}", [(style, f"requests by {label}")]))
-    return "".join(figures)
+    return f'<div class="pair">{"".join(figures)}</div>'
 
 
 def _over_time(record: RunRecord, most: float, y_format=number) -> Chart:  # type: ignore[no-untyped-def]

@@ -8,13 +8,17 @@ from typing import Any
 import numpy as np
 
 from hpcgen.report import charts
+from hpcgen.report.plan_comparison import bar, chosen, compared
 from hpcgen.report.progress import duration
 from hpcgen.report.run_record import RunRecord
 from hpcgen.report.style import STYLE
 from hpcgen.report.summary import SCT_PERCENTILES, percentile
+from hpcgen.report.timeline import timeline
 
 SLOWEST = 15
 """Requests in the table of those that finished last."""
+MOST_EVENTS = 50
+"""Rows of the table of events."""
 
 
 def render_page(record: RunRecord) -> str:
@@ -22,22 +26,26 @@ def render_page(record: RunRecord) -> str:
     name = record.path.resolve().name
     sections = [
         _section("Essentials", _facts(record)),
-        _section("What ran where", _jobs(record)),
-        _section("Timeline", charts.timeline(record) + _marks(record)),
+        _section("Timeline", timeline(record) + _marks(record)),
         _section("Completion", charts.completion(record)),
-        _section("Throughput", charts.throughput(record) if record.steps else _none("No steps are recorded.")),
     ]
+    if record.plan:
+        sections.append(_section("Plan and what happened", _plan(record)))
+    sections.append(
+        _section("Throughput", _shared(record) + charts.throughput(record))
+        if record.steps
+        else _section("Throughput", _none("No steps are recorded."))
+    )
     if record.loads:
         sections.append(_section("Sequences", charts.sequences(record)))
         if len(record.loads[0]["active"]) > 1:
             sections.append(_section("Utilisation by rank", charts.active_by_rank(record)))
         sections.append(_section("KV in the host store", charts.kv_occupancy(record)))
-    if record.plan:
-        sections.append(_section("Plan and what happened", _plan(record)))
     if record.succeeded:
         sections.append(_section("Lengths", charts.lengths(record)))
         sections.append(_section("Finished last", _slowest(record)))
     sections.append(_section("Errors", _errors(record) if record.errors else _none("No request failed.")))
+    sections.append(_section("What ran where", _jobs(record)))
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -56,36 +64,39 @@ def _state(record: RunRecord) -> str:
 def _facts(record: RunRecord) -> str:
     prompt = sum(one.prompt_tokens for one in record.succeeded)
     output = sum(one.output_tokens for one in record.succeeded)
-    seconds = record.clock.seconds
-    facts = [
-        ("batch completion time", duration(seconds) if record.complete else f"{duration(seconds)} so far"),
-        ("requests", f"{len(record.succeeded):,} ok, {len(record.finished) - len(record.succeeded):,} failed"),
-        ("output tokens", f"{output:,}"),
+    seconds, failed = record.clock.seconds, len(record.finished) - len(record.succeeded)
+    large = [
+        ("batch completion time" if record.complete else "so far", duration(seconds)),
+        ("requests ok", f"{len(record.succeeded):,}"),
+        ("failed", f"{failed:,}"),
         ("output tokens/s", f"{output / seconds:,.1f}" if seconds > 0 else "-"),
+    ]
+    facts = [
+        ("output tokens", f"{output:,}"),
         ("prompt tokens", f"{prompt:,}"),
         ("prefill, decode", f"{record.phase_seconds('prefill'):,.1f} s, {record.phase_seconds('decode'):,.1f} s"),
     ]
     times = record.sub_batch_times().tolist()
     if times:
         text = ", ".join(f"p{p} {duration(percentile(times, p))}" for p in SCT_PERCENTILES)
-        facts.append((f"{len(times):,} sub-batches", text))
+        facts.append((f"SCT of {len(times):,} sub-batches", text))
     facts += [("model", Path(record.manifest.model.path).name), ("input", Path(record.manifest.input.path).name)]
-    return (
-        '<dl class="facts">'
-        + "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts)
-        + "</dl>"
-    )
+    return _list("facts large", large) + _list("facts", facts)
+
+
+def _list(style: str, facts: list[tuple[str, str]]) -> str:
+    rows = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts)
+    return f'<dl class="{style}">{rows}</dl>'
 
 
 def _jobs(record: RunRecord) -> str:
-    hidden = {"event", "time", "at", "version", "requests"}
+    hidden = {"event", "time", "at", "version", "requests", "worked", "until"}
     names = list(dict.fromkeys(name for job in record.jobs for name in job if name not in hidden))
-    rows = []
-    for job, (start, stop) in zip(record.jobs, record.clock.spans, strict=False):
-        rows.append(
-            [strftime("%Y-%m-%d %H:%M:%S", localtime(start)), duration(stop - start)]
-            + [_text(job.get(name)) for name in names]
-        )
+    rows = [
+        [strftime("%Y-%m-%d %H:%M:%S", localtime(job["time"])), duration(job["worked"])]
+        + [_text(job.get(name)) for name in names]
+        for job in record.jobs
+    ]
     memory = ""
     if record.memory:
         gib = record.memory["host_pages"] * record.memory["page_bytes"] / 2**30
@@ -99,31 +110,25 @@ def _jobs(record: RunRecord) -> str:
 def _marks(record: RunRecord) -> str:
     if not record.marks:
         return _none("No checkpoint, preemption or other event is recorded.")
-    rows = [[duration(at), event, details] for at, event, details in record.marks]
-    return _table(["at", "event", "details"], rows[-50:], fold=len(rows) > 8, title=f"{len(rows)} events")
+    rows = [[duration(mark.at), mark.kind.replace("_", " "), mark.details] for mark in record.marks]
+    title = f"{len(rows):,} events" + (f", the last {MOST_EVENTS}" if len(rows) > MOST_EVENTS else "")
+    return _table(["at", "event", "details"], rows[-MOST_EVENTS:], fold=len(rows) > 8, title=title)
 
 
 def _plan(record: RunRecord) -> str:
-    happened = {
-        "seconds": ("batch completion, s", record.clock.seconds),
-        "prefill_seconds": ("prefill, s", record.phase_seconds("prefill")),
-        "decode_seconds": ("decode, s", record.phase_seconds("decode")),
-        "prefill_rate": ("prefill, tokens/s", _rate(record, "prefill")),
-        "decode_rate": ("decode, tokens/s", _rate(record, "decode")),
-    }
-    planned = dict(record.plan)
-    if "tail_seconds" in planned and "decode_seconds" in planned:
-        planned["decode_seconds"] += planned["tail_seconds"]
-    rows = []
-    for name, (label, real) in happened.items():
-        if planned.get(name):
-            rows.append([label, f"{planned[name]:,.1f}", f"{real:,.1f}", f"{real / planned[name]:.2f}"])
-    return _table(["", "plan", "run", "run / plan"], rows)
+    rows = [
+        [escape(name), escape(planned), escape(happened), bar(ratio)]
+        for name, planned, happened, ratio in compared(record)
+    ]
+    table = _table_of_html(["", "plan", "run", "run / plan"], rows) if rows else ""
+    note = "<p>The plan takes every output to be as long as its request allows, and leaves loading out.</p>"
+    return note + table + _list("facts", chosen(record))
 
 
-def _rate(record: RunRecord, phase: str) -> float:
-    seconds = record.phase_seconds(phase)
-    return record.tokens(phase) / seconds if seconds > 0 else 0.0
+def _shared(record: RunRecord) -> str:
+    if not any("engine" in job for job in record.jobs):
+        return ""
+    return "<p>The engine worked for other batches too: what follows, up to the lengths, is of all of them.</p>"
 
 
 def _slowest(record: RunRecord) -> str:
@@ -145,10 +150,14 @@ def _errors(record: RunRecord) -> str:
     return _table(["code", "requests", "first one", "its message"], rows)
 
 
-def _table(head: list[str], rows: list[list[str]], fold: bool = False, title: str = "") -> str:
+def _table_of_html(head: list[str], rows: list[list[str]]) -> str:
     header = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    table = f'<div class="scroll"><table><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table></div>'
+    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _table(head: list[str], rows: list[list[str]], fold: bool = False, title: str = "") -> str:
+    table = _table_of_html(head, [[escape(cell) for cell in row] for row in rows])
     return f"<details><summary>{escape(title)}</summary>{table}</details>" if fold else table
 
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from hpcgen.batch.journal import scan_lines
 from hpcgen.batch.run_directory import Manifest, RunDirectory
-from hpcgen.report.events import job_spans, read_events, without_overlaps
-
-_SERIES_EVENTS = {"opened", "phase", "steps", "load", "memory", "plan"}
-"""Events that are drawn as curves or tables; all others are marks on the timeline."""
+from hpcgen.report.clock import Clock
+from hpcgen.report.events import read_events
+from hpcgen.report.marks import Mark
+from hpcgen.report.stream import PhaseSpan, Stream, combined_loads
 
 
 class _Usage(msgspec.Struct):
@@ -62,30 +62,6 @@ class Finished:
     error_message: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """Time of work: Unix time without the waits between the jobs of a run."""
-
-    spans: tuple[tuple[float, float], ...]
-    """(first, last event) of each job, in order."""
-
-    def __call__(self, moment: float) -> float:
-        """Seconds of work before `moment`."""
-        return sum(max(0.0, min(stop, moment) - start) for start, stop in self.spans)
-
-    @property
-    def seconds(self) -> float:
-        return sum(stop - start for start, stop in self.spans)
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseSpan:
-    phase: str
-    start: float
-    """Seconds of work, as all times that are drawn."""
-    stop: float
-
-
 @dataclass(slots=True)
 class RunRecord:
     """A run as its files tell it. Curves are arrays over seconds of work."""
@@ -94,8 +70,8 @@ class RunRecord:
     manifest: Manifest
     complete: bool
     clock: Clock
-    jobs: list[dict[str, Any]]
-    """The opening event of each job."""
+    streams: list[Stream]
+    """What each instance recorded; one of a run that no instances share."""
     memory: dict[str, Any]
     """The last event that describes the memory; empty where there is none."""
     plan: dict[str, Any]
@@ -103,10 +79,9 @@ class RunRecord:
     steps: list[dict[str, Any]]
     """Events `steps`, with `at` in seconds of work."""
     loads: list[dict[str, Any]]
-    """Events `load`, with `at`."""
-    marks: list[tuple[float, str, str]]
-    """(at, event, details) of everything else that happened."""
-    phases: list[PhaseSpan]
+    """Events `load`, with `at`, of all instances together."""
+    marks: list[Mark]
+    """Everything else that happened, by time."""
     finished: list[Finished] = field(default_factory=list)
     """In the order of finishing."""
 
@@ -115,35 +90,35 @@ class RunRecord:
         """Raises RunDirectoryError or JournalError where it is no run directory, or its files are damaged."""
         directory = RunDirectory(path)
         manifest = directory.read_manifest()
-        parts = [part for part in directory.parts() if part.events_path.exists()]
-        streams = [list(read_events(part.events_path)) for part in parts]
-        events = sorted((event for stream in streams for event in stream), key=lambda event: event["time"])
         finished = _read_journals(directory)
-        clock = _clock(streams, finished, manifest.created)
-        by_kind: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        for event in events:
-            by_kind[event["event"]].append({**event, "at": clock(event["time"])})
-        marks = [
-            (event["at"], kind, ", ".join(f"{key} {value}" for key, value in event.items() if key not in _ENVELOPE))
-            for kind, of_kind in by_kind.items()
-            if kind not in _SERIES_EVENTS
-            for event in of_kind
-        ]
-        marks += [(job["at"], "resumed", "") for job in by_kind["opened"][1:]]
+        parts = [part for part in directory.parts() if part.events_path.exists()]
+        clock = Clock.of(read_events(part.events_path) for part in parts)
+        if not clock.spans:
+            clock = Clock(((manifest.created, max([manifest.created, *(one.time for one in finished)])),))
+        streams = [Stream.read(part.instance or "", part.events_path, clock) for part in parts]
         return cls(
             path=path,
             manifest=manifest,
             complete=directory.is_complete,
             clock=clock,
-            jobs=by_kind["opened"],
-            memory=(by_kind["memory"] or [{}])[-1],
-            plan=(by_kind["plan"] or [{}])[-1],
-            steps=by_kind["steps"],
-            loads=by_kind["load"],
-            marks=sorted(marks),
-            phases=_phases(by_kind, clock),
+            streams=streams,
+            memory=_last(streams, "memory"),
+            plan=_last(streams, "plan"),
+            steps=sorted((event for stream in streams for event in stream.of("steps")), key=lambda event: event["at"]),
+            loads=combined_loads(streams),
+            marks=sorted(mark for stream in streams for mark in stream.marks),
             finished=finished,
         )
+
+    @property
+    def jobs(self) -> list[dict[str, Any]]:
+        """The opening event of each job, with `worked`, its seconds."""
+        return sorted((job for stream in self.streams for job in stream.jobs), key=lambda job: job["time"])
+
+    @property
+    def phases(self) -> list[PhaseSpan]:
+        """Of a run of one instance; several have phases of their own."""
+        return self.streams[0].phases if len(self.streams) == 1 else []
 
     @property
     def requests(self) -> int:
@@ -161,6 +136,11 @@ class RunRecord:
             if one.error_code is not None:
                 groups[one.error_code].append(one)
         return sorted(groups.items(), key=lambda group: -len(group[1]))
+
+    def planned(self, name: str) -> float | None:
+        """A number of the plan; None where it has none, or 0."""
+        value = self.plan.get(name)
+        return float(value) if isinstance(value, int | float) and value else None
 
     def phase_seconds(self, phase: str) -> float:
         """Time in steps of a phase."""
@@ -185,30 +165,10 @@ class RunRecord:
         return np.sort(last[~np.isnan(last)])
 
 
-_ENVELOPE = {"event", "time", "at"}
-
-
-def _clock(streams: list[list[dict[str, Any]]], finished: list[Finished], created: float) -> Clock:
-    """From the events of each instance."""
-    spans = [span for events in streams for span in job_spans(events)]
-    if not spans:
-        spans = [(created, max([created, *(one.time for one in finished)]))]
-    return Clock(without_overlaps(spans))
-
-
-def _phases(by_kind: dict[str, list[dict[str, Any]]], clock: Clock) -> list[PhaseSpan]:
-    """Phases as spans; one ends where the next begins, or its job ends."""
-    starts = [(event["at"], event["phase"]) for event in by_kind["phase"]]
-    ends = np.cumsum([stop - start for start, stop in clock.spans]).tolist()
-    borders = sorted({*(start for start, _ in starts), *ends})
-    spans: list[PhaseSpan] = []
-    for start, phase in starts:
-        stop = next((border for border in borders if border > start), start)
-        if spans and spans[-1].phase == phase and spans[-1].stop >= start:
-            spans[-1] = PhaseSpan(phase, spans[-1].start, stop)
-        else:
-            spans.append(PhaseSpan(phase, start, stop))
-    return spans
+def _last(streams: list[Stream], kind: str) -> dict[str, Any]:
+    """The newest event of a kind; empty where there is none."""
+    found = [event for stream in streams for event in stream.of(kind)]
+    return max(found, key=lambda event: event["time"], default={})
 
 
 def _read_journals(directory: RunDirectory) -> list[Finished]:

@@ -8,6 +8,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
 from hpcgen import __version__
@@ -42,6 +43,7 @@ def build_app(server: Server, hosts: tuple[str, ...] | None = None) -> FastAPI:
     app.add_exception_handler(HTTPException, _answer_http)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
     app.add_exception_handler(sqlite3.OperationalError, _answer_unavailable)
+    app.add_exception_handler(ClientDisconnect, _answer_nobody)
     app.add_exception_handler(Exception, _answer_failure)
     app.openapi = lambda: _describe(app)  # type: ignore[method-assign]
     return app
@@ -72,6 +74,11 @@ async def _answer_unavailable(request: Request, error: Exception) -> Response:
     _log.error("the state of the server cannot be used: %s", error)
     body = error_body(503, "the server cannot use its state; try again", "unavailable")
     return JSONResponse(body, 503, {"Retry-After": "30"})
+
+
+async def _answer_nobody(request: Request, error: Exception) -> Response:
+    """The client has gone in the middle of its body: nobody reads this, and it is no failure."""
+    return JSONResponse(error_body(400, "the body is incomplete", "incomplete_body"), 400)
 
 
 async def _answer_failure(request: Request, error: Exception) -> Response:

@@ -53,6 +53,12 @@ def add_serve_parser(
     )
     server.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: 8000)")
     server.add_argument(
+        "--tls-certificate", type=Path, metavar="FILE",
+        help="serve HTTPS with this certificate chain (PEM). Without, tokens and texts cross the network as they are: "
+        "stay on loopback and reach it by `ssh -L 8000:localhost:8000 HOST`, or put nginx or the like before it",
+    )  # fmt: skip
+    server.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key (default: in the same file)")
+    server.add_argument(
         "--token-file", type=Path, metavar="FILE",
         help="bearer tokens, one a line, or a name and a token; each sees its own files and batches only. "
         "Default: $HPCGEN_TOKENS, separated by commas; or none, on a loopback address",
@@ -91,6 +97,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         raise ServerError(f"hpcgen serve needs {error.name}: pip install 'hpcgen[server]'") from None
     from hpcgen.server.serve import ServeOptions
     from hpcgen.server.settings import Limits
+    from hpcgen.server.tls import read_tls
 
     if not (arguments.model / "config.json").is_file():
         raise ServerError(f"{arguments.model} is not a model directory: it has no config.json")
@@ -101,6 +108,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         host=arguments.host,
         port=arguments.port,
         token_file=arguments.token_file,
+        tls=read_tls(arguments.tls_certificate, arguments.tls_key),
         limits=Limits(
             file_bytes=arguments.max_file_size,
             line_bytes=arguments.max_line_size,
@@ -112,6 +120,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         ),
         watched=arguments.watch,
         sub_batch=arguments.sub_batch,
+        checkpoint_interval=arguments.checkpoint_interval,
     )
     if arguments.local:
         _serve_local(arguments, options)
@@ -150,7 +159,7 @@ def _serve_slurm(arguments: argparse.Namespace, options: "ServeOptions") -> None
 def _words(arguments: argparse.Namespace) -> list[str]:
     """The arguments of model and machine as `hpcgen run` takes them."""
     words: list[str] = []
-    for name in (*_INSTANCE, "dtype"):
+    for name in (*_INSTANCE, "dtype", "checkpoint_interval", "grace"):
         value = getattr(arguments, name)
         if name == "migrate":
             words += [] if value else ["--no-migrate"]

@@ -1,6 +1,5 @@
 """A batch at work: its run directory while it runs, and its output files at the end."""
 
-import os
 import secrets
 import time
 from collections.abc import Mapping
@@ -13,6 +12,8 @@ from hpcgen.batch.reader import BatchInput
 from hpcgen.batch.results import Results
 from hpcgen.batch.run_directory import RunDirectory
 from hpcgen.batch.sub_batches import Counts
+from hpcgen.checkpoint.writer import Snapshot
+from hpcgen.server import saved_sequences
 from hpcgen.server.settings import Places
 from hpcgen.server.store import Store, StoredBatch, StoredFile
 
@@ -49,9 +50,20 @@ class OpenBatch:
         self._run_directory.open(self.input, settings.model, settings.options)
         try:
             self.results = Results(self._run_directory, self.input, detokenizer, settings.sub_batch)
+            found = saved_sequences.load(self._run_directory.checkpoints)
         except BaseException:
             self._run_directory.close()
             raise
+        self.saved = [sequence for sequence in found if self.results.is_wanted(sequence.request)]
+        """Sequences that an earlier server had begun; their requests must not come from the input again."""
+
+    @property
+    def events_path(self) -> Path:
+        return self._run_directory.events_path
+
+    def save(self, taken: Snapshot) -> None:
+        """Raises CheckpointFailed."""
+        saved_sequences.save(self._run_directory.checkpoints, taken)
 
     @property
     def counts(self) -> Counts:
@@ -75,6 +87,7 @@ class OpenBatch:
             if ending != "completed":
                 self.results.abandon(*UNEXECUTED[ending])
             counts = self.results.write_outputs(places.file(output), places.file(errors))
+            saved_sequences.forget(self._run_directory.checkpoints)
             self._run_directory.mark_complete({"requests_ok": counts.completed, "requests_failed": counts.failed})
         finally:
             self.close()
@@ -120,20 +133,6 @@ def fail(store: Store, batch: StoredBatch, code: str, message: str) -> None:
 
 def new_file_id() -> str:
     return f"file-{secrets.token_hex(16)}"
-
-
-def remove_orphans(store: Store, places: Places) -> None:
-    """Files on disk that a crash left without an entry, and entries whose time is over. Nobody may be uploading."""
-    store.forget_expired_files()
-    known = store.all_file_ids()
-    for path in places.files.iterdir():
-        if path.name not in known:
-            path.unlink(missing_ok=True)
-    # A batch whose creation was cut off was never accepted.
-    for name in set(os.listdir(places.batches)) - store.all_batch_ids():
-        for leftover in places.batch(name).iterdir():
-            leftover.unlink()
-        places.batch(name).rmdir()
 
 
 def _output_file(batch: StoredBatch, id: str, name: str, size: int, lines: int, now: int) -> StoredFile:

@@ -17,14 +17,16 @@ import uvicorn
 from hpcgen.server.access import Server
 from hpcgen.server.app import LOOPBACK_NAMES, build_app
 from hpcgen.server.errors import ServerError
+from hpcgen.server.retention import remove_expired
 from hpcgen.server.settings import Limits, Places
 from hpcgen.server.store import Store
+from hpcgen.server.tls import Tls
 from hpcgen.server.tokens import Tokens
 from hpcgen.server.validation import Validator
 from hpcgen.server.watch import WatchedDirectory
 
 SHUTDOWN_SECONDS = 10
-HOUSEKEEPING_SECONDS = 300.0
+HOUSEKEEPING_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class FrontSettings:
     tokens: Tokens
     model: str
     watched: Path | None = None
+    tls: Tls | None = None
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -55,9 +58,10 @@ def bind(host: str, port: int) -> socket.socket:
     return listening
 
 
-def address(listening: socket.socket) -> str:
+def address(listening: socket.socket, tls: Tls | None = None) -> str:
     host, port = listening.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "http" if tls is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def run_front(settings: FrontSettings, listening: socket.socket) -> None:
@@ -79,7 +83,7 @@ def run_front(settings: FrontSettings, listening: socket.socket) -> None:
     validator.start()
     if watched is not None:
         watched.start()
-    threading.Thread(target=_remove_expired_files, args=(server,), name="housekeeping", daemon=True).start()
+    threading.Thread(target=_keep_house, args=(server,), name="housekeeping", daemon=True).start()
     app = build_app(server, hosts=None if settings.tokens else LOOPBACK_NAMES)
     config = uvicorn.Config(
         app,
@@ -88,8 +92,10 @@ def run_front(settings: FrontSettings, listening: socket.socket) -> None:
         server_header=False,
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         lifespan="off",
+        ssl_certfile=None if settings.tls is None else settings.tls.certificate,
+        ssl_keyfile=None if settings.tls is None else settings.tls.key,
     )
-    print(f"hpcgen serve: {address(listening)}/v1", file=sys.stderr, flush=True)
+    print(f"hpcgen serve: {address(listening, settings.tls)}/v1", file=sys.stderr, flush=True)
     uvicorn.Server(config).run(sockets=[listening])
     validator.stop()
     if watched is not None:
@@ -117,8 +123,10 @@ def _exit_with_parent() -> None:
     os._exit(1)
 
 
-def _remove_expired_files(server: Server) -> None:
+def _keep_house(server: Server) -> None:
     while True:
-        for id in server.store.forget_expired_files():
-            server.places.file(id).unlink(missing_ok=True)
+        try:
+            remove_expired(server.store, server.places)
+        except Exception:  # the state is locked, say: the next time is soon
+            logging.getLogger(__name__).exception("what has expired cannot be removed now")
         time.sleep(HOUSEKEEPING_SECONDS)

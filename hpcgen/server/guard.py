@@ -1,6 +1,7 @@
 """What stands before every call: tokens, calls at once, sizes of bodies, and web pages that call from a browser."""
 
 import asyncio
+import time
 from collections.abc import Iterable
 
 from starlette.datastructures import Headers
@@ -59,7 +60,7 @@ class Guard:
     def _limited(self, scope: Scope, receive: Receive) -> Receive:
         """`receive`, as long as the body is not too large and keeps coming."""
         most = None if (scope["method"], scope["path"]) == _UPLOAD else self._limits.body_bytes
-        received, complete = 0, False
+        received, complete, begun = 0, False, time.monotonic()
 
         async def limited() -> Message:
             nonlocal received, complete
@@ -71,6 +72,9 @@ class Guard:
                 raise ApiError(408, "the body does not come", "timeout") from None
             complete = not message.get("more_body", False)
             received += len(message.get("body", b""))
+            seconds = time.monotonic() - begun
+            if seconds > self._limits.idle_seconds and received < seconds * self._limits.least_rate and not complete:
+                raise ApiError(408, "the body comes too slowly", "timeout")
             if most is not None and received > most:
                 raise ApiError(413, f"the body is larger than {most} bytes", "body_too_large")
             return message

@@ -8,8 +8,10 @@ from hpcgen.cluster.coordinator import follow
 from hpcgen.cluster.ending import leave_signals_to_rank_0
 from hpcgen.cluster.world import World
 from hpcgen.jobs.instance import InstanceOptions, open_weights, prepare
+from hpcgen.jobs.place import memory_fields, place_fields
 from hpcgen.server.delivery import RunSettings
 from hpcgen.server.pool import Pool
+from hpcgen.server.pool_events import PoolEvents
 from hpcgen.server.serve import ServeOptions
 from hpcgen.server.settings import Places
 from hpcgen.server.store import Store
@@ -30,7 +32,9 @@ def lead_local(
     tokenizers = TokenizerPool(instance.model, instance.seed, longest)
     tokenizers.start()
     weights = open_weights(world, instance.model, prepared.options, say)
-    engine, assembly = prepared.build_engine(world, weights)
+    events = PoolEvents(place_fields(world, prepared.options))
+    engine, assembly = prepared.build_engine(world, weights, events.advanced)
+    events.memory = memory_fields(assembly)
     decisive = {
         "seed": instance.seed,
         "max_model_len": longest,
@@ -39,7 +43,10 @@ def lead_local(
     }
     settings = RunSettings(instance.model, decisive, options.sub_batch, options.limits.line_bytes)
     wave = prepared.options.expert_batch * world.size
-    pool = Pool(engine, store, places, settings, prepared.detokenizer, tokenizers, wave)
+    pool = Pool(
+        engine, store, places, settings, prepared.detokenizer, tokenizers, wave,
+        events=events, checkpoint_interval=options.checkpoint_interval,
+    )  # fmt: skip
     try:
         with prepared.watchdog.watch():
             yield pool

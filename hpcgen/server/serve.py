@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 from hpcgen.batch.lock import DirectoryLock
 from hpcgen.errors import HpcgenError
 from hpcgen.jobs import signals
-from hpcgen.server.delivery import RunSettings, remove_orphans
+from hpcgen.server.delivery import RunSettings
 from hpcgen.server.front import FrontSettings, bind, run_front, start_front
+from hpcgen.server.retention import remove_orphans
 from hpcgen.server.settings import Limits, Places
 from hpcgen.server.store import Store
-from hpcgen.server.tokens import load_tokens, require_tokens_beyond_loopback
+from hpcgen.server.tls import Tls
+from hpcgen.server.tokens import is_loopback, load_tokens, require_tokens_beyond_loopback
 
 if TYPE_CHECKING:
     from hpcgen.jobs.instance import InstanceOptions
@@ -43,9 +45,12 @@ class ServeOptions:
     host: str = "127.0.0.1"
     port: int = 8000
     token_file: Path | None = None
+    tls: Tls | None = None
     limits: Limits = field(default_factory=Limits)
     watched: Path | None = None
     sub_batch: int | None = None
+    checkpoint_interval: float = 600.0
+    """Seconds between two times that a local server saves its unfinished sequences; 0: only when it is stopped."""
 
 
 def prepare_front(options: ServeOptions, say: Say) -> FrontSettings:
@@ -54,7 +59,10 @@ def prepare_front(options: ServeOptions, say: Say) -> FrontSettings:
     require_tokens_beyond_loopback(options.host, tokens)
     if not tokens:
         say("no tokens: everybody who has an account on this machine can use the server; see --token-file")
-    return FrontSettings(Places(options.directory.absolute()), options.limits, tokens, options.name, options.watched)
+    if options.tls is None and not is_loopback(options.host):
+        say("no TLS: tokens and texts cross the network as they are; see --tls-certificate")
+    places = Places(options.directory.absolute())
+    return FrontSettings(places, options.limits, tokens, options.name, options.watched, options.tls)
 
 
 @contextmanager

@@ -27,6 +27,8 @@ class Limits:
     """HTTP requests at once."""
     idle_seconds: float = 60.0
     """A client that sends nothing for so long, in the middle of a body, is not waited for."""
+    least_rate: int = 1024
+    """Bytes/s. One whose body takes longer than that, and than `idle_seconds`, holds a place that others wait for."""
     retry_after: int = 30
     """Seconds that a client is told to wait when the server is full."""
 

@@ -190,6 +190,16 @@ class Store:
             raise KeyError(id)
         return _batch(rows[0])
 
+    def batches_without_files(self) -> set[str]:
+        """Ended batches that none of their output files is left of; of one that never had any, not the input either."""
+        marks = ",".join("?" * len(OPEN))
+        outputs = "coalesce(output_file_id, error_file_id) IS NOT NULL"
+        query = (
+            f"SELECT id FROM batches WHERE status NOT IN ({marks}) AND NOT EXISTS (SELECT 1 FROM files WHERE files.id "
+            f"IN (output_file_id, error_file_id) OR (files.id = input_file_id AND NOT {outputs}))"
+        )
+        return {row["id"] for row in self._connection.execute(query, OPEN)}
+
     def batch_counts(self) -> dict[str, int]:
         """How many batches are in each state."""
         return dict(self._connection.execute("SELECT status, count(*) FROM batches GROUP BY status").fetchall())

@@ -101,6 +101,9 @@ class Validator:
         except HpcgenError as error:
             _log.error("%s: %s", batch.id, error)
             errors, count = [_error("unreadable_file", "The input file cannot be read.")], 0
+        except Exception:  # a mistake of ours must not keep all other batches waiting
+            _log.exception("%s cannot be checked", batch.id)
+            errors, count = [_error("validation_failed", "The input file could not be checked.")], 0
         now = int(time.time())
         if errors:
             changes: dict[str, Any] = {"status": "failed", "failed_at": now, "errors": errors}

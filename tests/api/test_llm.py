@@ -1,3 +1,4 @@
+import gc
 import math
 import subprocess
 import sys
@@ -181,3 +182,20 @@ def test_a_directory_without_a_model_is_one_clear_message(tmp_path: Path) -> Non
 def test_importing_the_package_imports_no_torch() -> None:
     script = "import hpcgen, sys; assert 'torch' not in sys.modules; hpcgen.SamplingParams; assert 'LLM' in dir(hpcgen)"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_a_closed_llm_says_so(model: Path, cache: Path) -> None:
+    with LLM(model, host_memory=16 << 20, threads=1) as llm:
+        pass
+    llm.close()
+    with pytest.raises(LLMError, match="is closed"):
+        llm.generate("the", GREEDY)
+
+
+def test_an_llm_that_nobody_has_any_more_gives_its_threads_back(model: Path, cache: Path) -> None:
+    llm = LLM(model, host_memory=16 << 20, threads=1)
+    closed = []
+    llm._closing.callback(closed.append, True)
+    del llm
+    gc.collect()
+    assert closed

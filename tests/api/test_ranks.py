@@ -13,8 +13,10 @@ pytestmark = [needs_mpi, pytest.mark.xdist_group("ranks")]
 PROGRAM = [sys.executable, "-m", "tests.api.ranks_program"]
 
 
-def test_all_ranks_have_the_results_of_one_process(llm: LLM, model: Path, tmp_path: Path) -> None:
-    result = run([*PROGRAM, str(model), str(tmp_path)], (2,))
+def test_all_ranks_have_the_results_of_one_process_and_leave_without_being_closed(
+    llm: LLM, model: Path, tmp_path: Path
+) -> None:
+    result = run([*PROGRAM, str(model), str(tmp_path), "unclosed"], (2,))
     assert result.returncode == 0, result.stderr
     params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
     alone = llm.generate(["the quick", "the dog", "fox", "the dog"], params, use_tqdm=False)

@@ -52,3 +52,11 @@ def test_cells_of_jsonl_that_are_no_strings_become_json(journal, tmp_path):
     result = pyarrow.parquet.read_table(tmp_path / "out.parquet")
     assert result["a"].to_pylist() == ["s", None, "[1,2]", None]
     assert result["custom_id"].to_pylist() == ["row-0", "row-1", "row-2", None]
+
+
+def test_no_name_occurs_twice_whatever_the_input_calls_its_columns(journal, tmp_path):
+    rows = [{"output": "a", "hpcgen_output": "b"}] * 4
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "in.parquet")
+    write_parquet(journal, Table(tmp_path / "in.parquet"), tmp_path / "out.parquet")
+    names = pyarrow.parquet.read_table(tmp_path / "out.parquet").column_names
+    assert len(names) == len(set(names)) and "hpcgen_hpcgen_output" in names

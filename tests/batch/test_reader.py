@@ -197,3 +197,18 @@ def test_a_line_of_100_mebibytes_is_not_loaded(tmp_path):
     answer = subprocess.run([sys.executable, "-c", MEASURE, str(path)], capture_output=True, text=True, check=True)
     count, added = map(int, answer.stdout.split())
     assert (count, added < 30) == (2, True)
+
+
+JSON_LIKE = st.lists(
+    st.sampled_from([b"{", b"}", b"[", b'"', b"\\", b"\0", b"\xff", b":", b",", b"custom_id", b"9" * 5000])
+)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(line=st.binary(max_size=60) | JSON_LIKE.map(b"".join))
+def test_whatever_a_line_holds_it_is_a_request_or_an_error_of_its_own(tmp_path, line):
+    (tmp_path / "in.jsonl").write_bytes(line.replace(b"\n", b" ") + b"\n{}\n")
+    batch_input = BatchInput(tmp_path / "in.jsonl")
+    assert isinstance(batch_input.read(0), RequestError)
+    assert batch_input.read(1).code in ("missing_custom_id", "invalid_request")
+    batch_input.close()

@@ -79,3 +79,31 @@ def test_compressed_requests_are_decompressed(tmp_path):
     path.write_bytes(gzip.compress(JSONL))
     decompress(path, tmp_path / "requests.jsonl")
     assert (tmp_path / "requests.jsonl").read_bytes() == JSONL
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
+def test_two_columns_of_the_same_name_are_refused_before_any_work(tmp_path, name):
+    path = tmp_path / name
+    if name == "t.csv":
+        path.write_text("text,text\na,b\n")
+    else:
+        columns = [pyarrow.array(["a"]), pyarrow.array(["b"])]
+        pyarrow.parquet.write_table(pyarrow.Table.from_arrays(columns, names=["text", "text"]), path)
+    with pytest.raises(TableError, match="more than one column 'text'"):
+        Table(path).columns()
+
+
+def test_a_cell_may_be_as_long_as_a_request(tmp_path):
+    (tmp_path / "t.csv").write_text(f"text\n{'x' * 500_000}\n")
+    assert [len(row["text"]) for row in Table(tmp_path / "t.csv").rows()] == [500_000]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path):
+    (tmp_path / "t.jsonl").write_bytes(b'\xef\xbb\xbf{"a": 1}\n{"a": 2}\n')
+    assert list(Table(tmp_path / "t.jsonl").rows()) == [{"a": 1}, {"a": 2}]
+
+
+def test_another_encoding_is_an_error_with_its_remedy(tmp_path):
+    (tmp_path / "t.csv").write_bytes("text\nhé\n".encode("latin-1"))
+    with pytest.raises(TableError, match=r"not UTF-8.*iconv"):
+        list(Table(tmp_path / "t.csv").rows())

@@ -1,9 +1,6 @@
 """Our model of the harness against its own `hf` model, in float32."""
 
-import json
-
 import pytest
-import torch
 
 lm_eval = pytest.importorskip("lm_eval")
 
@@ -11,48 +8,17 @@ from lm_eval.api.instance import Instance  # noqa: E402
 from lm_eval.api.registry import get_model  # noqa: E402
 from lm_eval.models.huggingface import HFLM  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
-from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
 
 from hpcgen.evaluation.harness import EvaluationError, HpcgenLM, _sampling  # noqa: E402
-from tests.tiny_tokenizer import VOCABULARY_SIZE, save_tokenizer  # noqa: E402
 
 MAX_LENGTH = 60
 WORDS = "the quick brown fox jumps over the lazy dog, and stops "
-TASK = """
-task: tiny_choice
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {data}}}}}
-test_split: test
-output_type: multiple_choice
-doc_to_text: "{{{{question}}}}"
-doc_to_choice: ["fox", "dog", "quick brown"]
-doc_to_target: "{{{{answer}}}}"
-metric_list: [{{metric: acc}}, {{metric: acc_norm}}]
-"""
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("models") / "tiny"
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY_SIZE, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=128, eos_token_id=1, bos_token_id=None,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config)
-    # What is generated is text: no bytes that are no characters by themselves, and no special tokens but the last,
-    # in whose names the harness' own model looks for stop strings too.
-    model.lm_head.weight.data[97:] = 0
-    model.lm_head.weight.data[[0, 2]] = 0
-    model.save_pretrained(directory)
-    save_tokenizer(directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def ours(directory, tmp_path_factory):
+def ours(directory, cache):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HPCGEN_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("HPCGEN_CACHE", str(cache))
         yield HpcgenLM(str(directory), dtype="float32", max_length=MAX_LENGTH, host_memory=64 << 20)
 
 
@@ -114,12 +80,8 @@ def test_generation_is_that_of_the_hf_model(ours, theirs):
     assert mine == other
 
 
-def test_a_task_has_the_results_of_the_hf_model(ours, theirs, tmp_path):
-    documents = [{"question": "the quick brown", "answer": i % 3} for i in range(3)]
-    documents += [{"question": WORDS * (1 + i % 5), "answer": i % 3} for i in range(12)]
-    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, documents)))
-    (tmp_path / "tiny.yaml").write_text(TASK.format(data=tmp_path / "data.jsonl"))
-    manager = TaskManager(include_path=str(tmp_path), include_defaults=False)
+def test_a_task_has_the_results_of_the_hf_model(ours, theirs, task):
+    manager = TaskManager(include_path=str(task), include_defaults=False)
     results = [
         lm_eval.simple_evaluate(model, tasks=["tiny_choice"], task_manager=manager, bootstrap_iters=0)["results"]
         for model in (ours, theirs)

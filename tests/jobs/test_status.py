@@ -1,8 +1,11 @@
+from dataclasses import replace
+
 import pytest
 
+from hpcgen.batch.lock import DirectoryLock, Owner
 from hpcgen.batch.run_directory import RunDirectoryError
 from hpcgen.jobs import slurm
-from hpcgen.jobs.status import find_runs, read_state, render, render_list
+from hpcgen.jobs.status import find_runs, follow, read_state, render, render_list
 from tests.jobs.runs import add_events, add_submission, job_line, make_run
 
 
@@ -16,7 +19,7 @@ def controller(monkeypatch):
 
 def test_a_run_counts_what_its_journal_has(tmp_path, controller):
     state = read_state(make_run(tmp_path / "run", requests=10, ok=4, failed=2))
-    assert (state.requests, state.ok, state.failed, state.word) == (10, 4, 2, "begun")
+    assert (state.requests, state.ok, state.failed, state.word) == (10, 4, 2, "stopped")
     assert "6 of 10 done (60%), 2 failed" in render(state)
 
 
@@ -91,9 +94,51 @@ def test_without_slurm_the_files_still_tell(tmp_path, monkeypatch):
 def test_the_phase_is_that_of_the_last_job(tmp_path, controller):
     run = make_run(tmp_path / "run")
     add_events(run, {"event": "opened"}, {"event": "phase", "phase": "decode"})
-    assert read_state(run).phase == "decode"
+    assert read_state(run).vitals.phase == "decode"
     add_events(run, {"event": "opened"})
-    assert read_state(run).phase == ""
+    assert read_state(run).vitals.phase == ""
+
+
+def test_a_process_that_works_in_the_directory_is_a_run_that_runs(tmp_path, controller):
+    run = make_run(tmp_path / "run")
+    lock = DirectoryLock(run)
+    assert read_state(run).word == "running"
+    lock.release()
+    state = read_state(run)
+    assert state.word == "stopped" and state.over
+    assert "the same hpcgen run command" in render(state)
+
+
+def test_a_running_job_shows_its_essentials(tmp_path, controller):
+    run = make_run(tmp_path / "run", requests=10, ok=4, failed=1)
+    add_events(
+        run,
+        {"event": "opened", "time": 1000.0},
+        {"event": "memory", "time": 1001.0, "host_pages": 200},
+        {"event": "steps", "time": 1010.0, "phase": "prefill", "tokens": 4000, "seconds": 4.0},
+        {"event": "steps", "time": 1050.0, "phase": "decode", "tokens": 10_000, "seconds": 40.0},
+        {"event": "load", "time": 1050.0, "active": [3, 4], "suspended": 5, "waiting": 6, "host_pages": [50, 100]},
+    )
+    state = read_state(run)
+    state = replace(state, process=Owner("n1", 1, 0.0, "x"))
+    text = render(state)
+    assert "time         0:50 of work, about 0:50 left" in text
+    assert "10,000 decoded; lately prefill 1,000/s, decode 250/s" in text
+    assert "7 active (3 to 4 a rank), 5 suspended, 6 waiting" in text
+    assert "50% in use, at least 25%" in text
+
+
+def test_following_ends_with_the_run(tmp_path, controller):
+    run = make_run(tmp_path / "run", ok=10)
+    lock = DirectoryLock(run)
+    shown = []
+
+    def sleep(seconds):
+        lock.release()
+        (run / "SUCCESS").touch()
+
+    follow(run, shown.append, 1.0, sleep)
+    assert [text.splitlines()[0].rpartition(" ")[2] for text in shown] == ["running", "complete"]
 
 
 def test_what_is_no_run_is_one_clear_message(tmp_path):

@@ -8,7 +8,10 @@ from hpcgen.report.page import render_page
 from hpcgen.report.run_record import RunRecord
 from tests.report.runs import make_run
 
-PLAN = {"seconds": 560.0, "prefill_seconds": 110.0, "decode_seconds": 380.0, "tail_seconds": 60.0}
+PLAN = {
+    "seconds": 560.0, "prefill_seconds": 110.0, "decode_seconds": 380.0, "tail_seconds": 60.0, "decode_rate": 2400.0,
+    "expert_batch": 4096, "prefill": {"buffer_layers": 2}, "kv_bytes": 12 * 2**30,
+}  # fmt: skip
 VOID = {"meta", "circle", "line", "rect", "polyline", "path"}
 
 
@@ -50,8 +53,8 @@ def page(tmp_path_factory):
 
 def test_a_run_with_everything_has_every_section(page):
     assert checked(page).headings == [
-        "Essentials", "What ran where", "Timeline", "Completion", "Throughput", "Sequences", "Utilisation by rank",
-        "KV in the host store", "Plan and what happened", "Lengths", "Finished last", "Errors",
+        "Essentials", "Timeline", "Completion", "Plan and what happened", "Throughput", "Sequences",
+        "Utilisation by rank", "KV in the host store", "Lengths", "Finished last", "Errors", "What ran where",
     ]  # fmt: skip
 
 
@@ -66,8 +69,20 @@ def test_what_users_wrote_is_escaped(page):
 
 
 def test_the_plan_stands_beside_what_happened(page):
-    assert re.search(r"<td>batch completion, s</td><td>560\.0</td><td>599\.0</td><td>1\.07</td>", page)
-    assert "<td>decode, s</td><td>440.0</td>" in page
+    assert re.search(r"<td>batch completion</td><td>9:20</td><td>9:59</td><td>.*?1\.07", page)
+    assert "<td>decode</td><td>7:20</td>" in page
+    assert "the plan: complete after 9:20" in page and "the plan: 2,400 tokens/s of decode" in page
+
+
+def test_what_the_plan_chose_is_listed_whatever_its_names(page):
+    for name, value in (("expert batch", "4,096"), ("prefill, buffer layers", "2"), ("kv bytes", "12.00 GiB")):
+        assert f"<dt>{name}</dt><dd>{value}</dd>" in page
+
+
+def test_the_timeline_has_a_lane_for_each_kind_of_event(page):
+    (names,) = re.findall(r'<div class="names">(.*?)</div>', page)
+    assert re.findall("<span>(.*?)</span>", names) == ["phases", "jobs", "checkpoints", "stops", "continued"]
+    assert "4:00 checkpoint sequences 64, 12.3 MB" in page
 
 
 def test_many_ranks_are_drawn_as_their_least_mean_and_most(tmp_path):

@@ -1,8 +1,11 @@
+import json
+
 import numpy as np
 import pytest
 
 from hpcgen.batch.run_directory import RunDirectoryError
-from hpcgen.report.run_record import Clock, RunRecord
+from hpcgen.report.clock import Clock
+from hpcgen.report.run_record import RunRecord
 from tests.report.runs import make_run
 
 
@@ -50,8 +53,23 @@ def test_phases_follow_one_another_without_overlap_and_end_with_their_job(record
 
 
 def test_what_is_no_curve_is_a_mark_in_its_place(record):
-    assert [event for _, event, _ in record.marks] == ["checkpoint", "preempted", "resumed", "checkpoint", "finished"]
-    assert record.marks[1][2] == "signal SIGUSR1"
+    assert [mark.kind for mark in record.marks] == ["checkpoint", "preempted", "resumed", "checkpoint", "finished"]
+    assert record.marks[1].details == "signal SIGUSR1"
+    assert record.marks[2].details == "after 1:00:01"
+
+
+def test_a_job_without_a_last_word_was_killed_and_migrations_are_counted(tmp_path):
+    path = make_run(tmp_path / "e.run")
+    events = [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]
+    events = [event for event in events if event["event"] != "preempted"]
+    loads = [event for event in events if event["event"] == "load"]
+    for load in loads[10:]:
+        load["migrated"] = 7
+    (path / "events.jsonl").write_text("\n".join(map(json.dumps, events)))
+    marks = RunRecord.read(path).marks
+    assert [mark.kind for mark in marks if mark.kind in ("killed", "resumed")] == ["killed", "resumed"]
+    (migrations,) = [mark for mark in marks if mark.kind == "migrations"]
+    assert migrations.details == "7 sequences" and 0 < migrations.seconds < 10
 
 
 def test_tokens_and_seconds_add_up_by_phase(record):

@@ -32,14 +32,21 @@ def test_numbers_are_short(value, text):
     assert number(value) == text
 
 
+def drawn(chart, label="x"):
+    return ElementTree.fromstring(chart.render(label))
+
+
 def test_a_chart_is_well_formed_and_its_texts_are_escaped():
     chart = Chart(10, 5)
     chart.line([0, 10], [0, 5], "s0", "a < b & c")
+    chart.steps([0, 10], [0, 5], "s0", "a < b")
     chart.stairs([(0, 5)], [3], "s1", "x")
     chart.bars(np.array([0, 5, 10]), np.array([1, 2]), "s2", "tokens")
     chart.band(0, 5, "s0", "<phase>")
-    chart.mark(3, '"quoted"')
-    root = ElementTree.fromstring(chart.render("a <label>"))
+    chart.block(3, 3, 0, 1, "mark", '"quoted"')
+    chart.level(3, "s0", "plan")
+    chart.moment(3, "s0", "plan")
+    root = drawn(chart, "a <label>")
     assert next(title.text for title in root.iter("title")) == "<phase>"
     assert root.attrib["aria-label"] == "a <label>"
 
@@ -47,13 +54,32 @@ def test_a_chart_is_well_formed_and_its_texts_are_escaped():
 def test_a_line_keeps_its_ends_when_it_is_thinned():
     chart = Chart(1e5, 1e5)
     chart.line(np.arange(100_000), np.arange(100_000), "s0", "")
-    points = ElementTree.fromstring(chart.render("x")).find("polyline").attrib["points"].split()
+    points = drawn(chart).find(".//polyline").attrib["points"].split()
     assert len(points) <= 600
-    assert points[0].startswith("62.0,") and points[-1].endswith(",14.0")
+    assert points[0] == "0.0,1000.0" and points[-1] == "1000.0,0.0"
 
 
 def test_values_beyond_the_axes_stay_in_the_picture():
     chart = Chart(10, 10)
     chart.line([-5, 50], [-5, 50], "s0", "")
-    points = ElementTree.fromstring(chart.render("x")).find("polyline").attrib["points"]
-    assert points == "62.0,190.0 706.0,14.0"
+    assert drawn(chart).find(".//polyline").attrib["points"] == "0.0,1000.0 1000.0,0.0"
+
+
+def test_a_step_stays_until_the_next_one():
+    chart = Chart(10, 10)
+    chart.steps([0, 5, 10], [0, 10, 10], "s0", "")
+    assert drawn(chart).find(".//path").attrib["d"] == "M0.0 1000.0H500.0V0.0H1000.0V0.0"
+
+
+def test_what_lasts_no_time_at_the_end_is_still_seen():
+    chart = Chart(10, 1)
+    chart.block(10, 10, 0, 1, "mark", "")
+    block = drawn(chart).find(".//rect").attrib
+    assert float(block["width"]) > 1 and float(block["x"]) + float(block["width"]) <= 1000
+
+
+def test_axes_are_text_of_the_page_at_the_place_of_their_values():
+    root = drawn(Chart(10, 4, x_ticks=[0, 5, 10]))
+    assert [(span.text, span.attrib["style"]) for span in root.findall('div[@class="x"]/span')] == [
+        ("0", "left:0.00%"), ("5", "left:50.00%"), ("10", "left:100.00%"),
+    ]  # fmt: skip

@@ -10,7 +10,8 @@ from hpcgen.batch.reader import BatchInput, Line, read_line
 from hpcgen.batch.request import InvalidRequest, RequestError
 from hpcgen.batch.tokenization import RequestTokenizer
 from hpcgen.engine.executor import Activity
-from hpcgen.sequence import Sequence
+from hpcgen.scheduler.plan import Load
+from hpcgen.sequence import Sequence, Status
 from hpcgen.server.access import Server
 from hpcgen.server.delivery import RunSettings
 from hpcgen.server.pool import Pool
@@ -46,12 +47,16 @@ class ScriptedEngine:
             self.running.pop(key)
             self.cancelled.add(key)
 
+    @property
+    def load(self) -> Load:
+        return Load(active=[len(self.running)], suspended=0, waiting=0, host_pages=[0])
+
     def step(self) -> list[Sequence]:
         ended = []
         for sequence in list(self.running.values()):
             sequence.output.append(50)
             if len(sequence.output) == sequence.sampling.max_tokens:
-                sequence.finish_reason = "length"
+                sequence.finish_reason, sequence.status = "length", Status.FINISHED
                 ended.append(self.running.pop(sequence.id))
         return ended
 
@@ -89,7 +94,15 @@ class TestPool:
 
     __test__ = False
 
-    def __init__(self, server: Server, model: Path, detokenizer: Detokenizer, wave: int = 64, **chosen: object) -> None:
+    def __init__(
+        self,
+        server: Server,
+        model: Path,
+        detokenizer: Detokenizer,
+        wave: int = 64,
+        interval: float = 0.0,
+        **chosen: object,
+    ) -> None:
         self.engine, self.now, self._server = ScriptedEngine(), 0.0, server
         self.pool = Pool(
             self.engine,  # type: ignore[arg-type]
@@ -100,6 +113,7 @@ class TestPool:
             InlineTokenizers(model),  # type: ignore[arg-type]
             wave,
             clock=lambda: self.now,
+            checkpoint_interval=interval,
         )
 
     def turns(self, count: int) -> None:
@@ -107,7 +121,7 @@ class TestPool:
         for _ in range(count):
             self.now += 1.0
             self.pool.turn()
-            wait([*self.pool._opening.values(), *self.pool._delivering.values()])
+            wait([*self.pool._opening.values(), *self.pool._delivering.values(), *self.pool._saving])
 
     def until(self, id: str, *statuses: str, most: int = 500) -> int:
         """Turns until the batch has one of these states; how many it took."""

@@ -1,7 +1,9 @@
 import os
 
+import anyio
 import pytest
 from starlette.testclient import TestClient
+from starlette.types import Message
 
 from hpcgen.server.access import Server
 from hpcgen.server.app import build_app
@@ -164,3 +166,22 @@ def test_tokens_do_not_see_each_others_files(make_server: MakeServer) -> None:
         assert answer.status_code == 404
     assert bela.get("/v1/files").json()["data"] == []
     assert anna.get(f"/v1/files/{id}/content").content == input_file(1)
+
+
+def test_a_client_that_goes_in_the_middle_leaves_nothing_and_is_no_failure(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    messages = iter([{"type": "http.request", "body": b"--x\r\n", "more_body": True}, {"type": "http.disconnect"}])
+    answers = []
+
+    async def receive() -> Message:
+        return next(messages)
+
+    async def send(message: Message) -> None:
+        answers.append(message)
+
+    headers = [(b"host", b"localhost"), (b"content-type", b"multipart/form-data; boundary=x")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/files", "query_string": b"", "headers": headers}
+    anyio.run(build_app(server), scope, receive, send)
+    assert answers[0]["status"] == 400
+    assert list(server.places.files.iterdir()) == [] and not caplog.records

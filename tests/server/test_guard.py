@@ -89,3 +89,12 @@ def test_without_a_token_no_body_is_read_and_no_place_is_taken(make_server: Make
     app = build_app(make_server(Limits(in_flight=0), tokens=Tokens({ANNA: "anna"})))
     assert call(app, "/v1/files", []) == 401  # type: ignore[arg-type]
     assert call(app, "/v1/files", [], [(b"authorization", f"Bearer {ANNA}".encode())]) == 429  # type: ignore[arg-type]
+
+
+def test_a_client_that_drips_is_waited_for_as_little(make_server: MakeServer) -> None:
+    drops = [{"type": "http.request", "body": b"-", "more_body": True}] * 5000
+    head = [(b"content-type", b"multipart/form-data; boundary=x")]
+    for rate, status in ((10**12, 408), (1, 400)):
+        app = build_app(make_server(Limits(idle_seconds=0.01, least_rate=rate)))
+        end = {"type": "http.request", "body": b"", "more_body": False}
+        assert call(app, "/v1/files", [*drops, end], head) == status  # type: ignore[arg-type]

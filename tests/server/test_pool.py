@@ -7,7 +7,11 @@ import pytest
 from starlette.testclient import TestClient
 
 from hpcgen.batch.detokenization import Detokenizer
+from hpcgen.report.events import read_events
+from hpcgen.report.page import render_page
+from hpcgen.report.run_record import RunRecord
 from hpcgen.server.access import Server
+from hpcgen.server.retention import remove_expired
 from hpcgen.server.validation import Validator
 from tests.server.conftest import create, upload
 from tests.server.requests import input_file, line
@@ -157,6 +161,77 @@ def test_a_restart_goes_on_and_runs_nothing_twice(
     assert [entry["custom_id"] for entry in lines(client, retrieve(client, id)["output_file_id"])] == [
         f"r{number}" for number in range(9)
     ]
+
+
+def test_a_restart_goes_on_in_the_middle_of_a_sequence(
+    client: TestClient, server: Server, pool: TestPool, model: Path, detokenizer: Detokenizer
+) -> None:
+    id = start(client, server, line(0, max_tokens=100) + line(1, max_tokens=40, n=3) + line(2, max_tokens=2))
+    pool.turns(30)
+    pool.pool.close()
+    again = TestPool(server, model, detokenizer)
+    again.now = pool.now
+    assert again.until(id, "completed") < 80
+    assert len(again.engine.order) == 4
+    output = lines(client, retrieve(client, id)["output_file_id"])
+    assert [entry["response"]["body"]["usage"]["completion_tokens"] for entry in output] == [100, 120, 2]
+    events = [event["event"] for event in read_events(server.places.run(id) / "events.jsonl")]
+    assert [name for name in events if name != "load"] == ["opened", "stopped", "opened", "restored", "finished"]
+
+
+def test_after_a_kill_sequences_go_on_where_they_were_last_saved(
+    client: TestClient, server: Server, model: Path, detokenizer: Detokenizer
+) -> None:
+    killed = TestPool(server, model, detokenizer, interval=10.0)
+    killed.now = time.time()
+    ids = [start(client, server, line(0, max_tokens=100)) for _ in range(2)]
+    killed.turns(35)
+    for active in killed.pool._active.values():
+        active.opened.close()  # its locks are gone with a process
+    again = TestPool(server, model, detokenizer)
+    again.now = killed.now
+    again.turns(3)
+    assert all(30 <= len(sequence.output) <= 40 for sequence in again.engine.running.values())
+    for id in ids:
+        again.until(id, "completed")
+        assert not list((server.places.run(id) / "checkpoints").iterdir())
+
+
+def test_a_damaged_checkpoint_costs_work_and_no_result(
+    client: TestClient, server: Server, pool: TestPool, model: Path, detokenizer: Detokenizer
+) -> None:
+    id = start(client, server, line(0, max_tokens=50))
+    pool.turns(20)
+    pool.pool.close()
+    for file in (server.places.run(id) / "checkpoints").glob("*.h5"):
+        file.write_bytes(b"damaged")
+    again = TestPool(server, model, detokenizer)
+    again.now = pool.now
+    again.until(id, "completed")
+    assert len(lines(client, retrieve(client, id)["output_file_id"])) == 1
+
+
+def test_a_batch_of_the_server_has_a_report(client: TestClient, server: Server, pool: TestPool) -> None:
+    id = start(client, server, input_file(4))
+    pool.until(id, "completed")
+    page = render_page(RunRecord.read(server.places.run(id)))
+    assert "4 of 4 requests done" in page and "shared with other batches" in page
+
+
+def test_the_run_directory_of_an_ended_batch_is_kept_as_long_as_a_file_of_it(
+    client: TestClient, server: Server, pool: TestPool
+) -> None:
+    id = start(client, server, line(0) + line(1, temperature=9))
+    waiting = create(client, upload(client))["id"]
+    pool.until(id, "completed")
+    batch = retrieve(client, id)
+    for name in ("input_file_id", "output_file_id", "error_file_id"):
+        remove_expired(server.store, server.places)
+        assert server.places.run(id).exists()
+        client.delete(f"/v1/files/{batch[name]}")
+    remove_expired(server.store, server.places)
+    assert [path.name for path in server.places.batches.iterdir()] == [waiting]
+    assert retrieve(client, id)["status"] == "completed"
 
 
 @pytest.mark.parametrize("ending", ["completed", "expired"])

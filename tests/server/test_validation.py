@@ -23,6 +23,7 @@ def check(tmp_path: Path, content: bytes, most_requests: int = 100) -> list[tupl
         (b"{broken\n", "invalid_json"),
         (b"\xff\xfe\n", "invalid_utf8"),
         (b"\n", "blank_line"),
+        (b"\0" * 50 + b"\n", "invalid_json"),
         (line(0), "duplicate_custom_id"),
         (line(1).replace(b'"custom_id": "r1", ', b""), "missing_custom_id"),
         (line(1).replace(b'"r1"', b"5"), "invalid_request"),
@@ -84,3 +85,21 @@ def test_a_small_batch_is_checked_before_a_large_one(
     monkeypatch.setattr(server.store, "update_batch", lambda id, *a, **k: checked.append(id) or update(id, *a, **k))
     Validator(server).turn()
     assert checked == [small["id"], large["id"]]
+
+
+def test_a_batch_that_cannot_be_checked_keeps_no_other_waiting(
+    client: TestClient, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = create(client, upload(client, input_file(1)))["id"]
+    good = create(client, upload(client, input_file(2)))["id"]
+
+    def fail_once(batch_input, *rest):  # type: ignore[no-untyped-def]
+        if broken in str(batch_input.path):
+            raise ZeroDivisionError("a mistake of ours")
+        return []
+
+    monkeypatch.setattr("hpcgen.server.validation.validate", fail_once)
+    Validator(server).turn()
+    found = client.get(f"/v1/batches/{broken}").json()
+    assert found["status"] == "failed" and found["errors"]["data"][0]["code"] == "validation_failed"
+    assert client.get(f"/v1/batches/{good}").json()["status"] == "in_progress"

@@ -4,11 +4,12 @@ import socket
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from hpcgen.jobs.doctor.allotment import cores, memory
 from hpcgen.jobs.doctor.check import Check, Level
 from hpcgen.jobs.doctor.gpu import gpu, gpu_libraries
-from hpcgen.jobs.doctor.machine import huge_pages, memlock, native_kernels, shared_memory
+from hpcgen.jobs.doctor.machine import huge_pages, memlock, native_kernels, shared_huge_pages, shared_memory
 from hpcgen.jobs.doctor.scheduler import slurm_checks
-from hpcgen.jobs.doctor.storage import run_directory
+from hpcgen.jobs.doctor.storage import run_directory, weight_cache
 
 __all__ = ["Check", "Level", "checks", "exit_code", "headline", "render"]
 
@@ -19,13 +20,15 @@ def checks(directory: Path, more: Iterable[Callable[[], list[Check]]] = ()) -> l
     A check that itself fails is a finding, and hides no other.
     """
     own: list[Callable[[], list[Check]]] = [
+        lambda: [cores(), memory()],
         lambda: [memlock()],
         lambda: [shared_memory()],
-        lambda: [huge_pages()],
+        lambda: [huge_pages(), shared_huge_pages()],
         lambda: [native_kernels()],
         lambda: [gpu()],
         gpu_libraries,
         lambda: run_directory(directory),
+        lambda: [weight_cache()],
         slurm_checks,
     ]
     return [finding for check in [*own, *more] for finding in _carried_out(check)]

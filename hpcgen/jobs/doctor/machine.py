@@ -54,6 +54,19 @@ def huge_pages(root: Path = Path("/sys/kernel/mm/transparent_hugepage")) -> Chec
     return Check(name, Level.OK, f"transparent huge pages: {chosen}")
 
 
+def shared_huge_pages(root: Path = Path("/sys/kernel/mm/transparent_hugepage")) -> Check:
+    """KV that the ranks of a node share lies in shared memory, which has a setting of its own."""
+    name = "huge pages of shared memory"
+    try:
+        chosen = _chosen((root / "shmem_enabled").read_text())
+    except OSError:
+        return Check(name, Level.SKIPPED, "this kernel has none")
+    if chosen in ("never", "deny"):
+        remedy = f"as root: echo advise > {root}/shmem_enabled; it matters where several ranks share a node"
+        return Check(name, Level.WARNING, "switched off", remedy)
+    return Check(name, Level.OK, chosen)
+
+
 def native_kernels() -> Check:
     """The C++ kernels are compiled at first use."""
     from hpcgen.kernels.native.library import native_library

@@ -17,6 +17,7 @@ def slurm_checks(
     try:
         answer = client("scontrol", "ping")
         configuration = client("scontrol", "show", "config")
+        partitions = client("scontrol", "--oneliner", "show", "partition")
     except slurm.SlurmError as error:
         return [Check("Slurm", Level.WARNING, str(error).splitlines()[-1], _ASK)]
     up = " is UP" in answer
@@ -25,7 +26,8 @@ def slurm_checks(
         if up
         else Check("Slurm", Level.WARNING, answer.strip(), _ASK)
     ]
-    return [*found, *slurm_configuration(_settings(configuration))]
+    settings = _settings(configuration)
+    return [*found, *slurm_configuration(settings), *grace(settings, partitions)]
 
 
 def slurm_configuration(settings: Mapping[str, str]) -> list[Check]:
@@ -49,6 +51,28 @@ def slurm_configuration(settings: Mapping[str, str]) -> list[Check]:
         remedy = "ask your site for 30 s or more, or submit with a larger --signal-seconds"
         found.append(Check("KillWait", Level.WARNING, f"{wait[0]} s from the end of a job to its kill", remedy))
     return found
+
+
+def grace(settings: Mapping[str, str], partitions: str) -> list[Check]:
+    """The time that a preempted job has, partition by partition.
+
+    Args:
+        partitions: lines of `scontrol --oneliner show partition`.
+    """
+    if settings.get("PreemptMode", "OFF") == "OFF":
+        return []
+    short = []
+    for line in partitions.splitlines():
+        fields = dict(pair.partition("=")[::2] for pair in line.split())
+        if fields.get("PreemptMode", "OFF") != "OFF" and fields.get("GraceTime") == "0":
+            short.append(fields.get("PartitionName", "?"))
+    if not short:
+        return [Check("grace", Level.OK, "partitions whose jobs are preempted have a GraceTime")]
+    remedy = (
+        "tokens are saved first, so little is lost; KV as far as KillWait allows. Ask your site for a GraceTime of a "
+        "minute or more, or checkpoint more often (--checkpoint-interval)"
+    )
+    return [Check("grace", Level.WARNING, f"GraceTime is 0 in {', '.join(short)}", remedy)]
 
 
 def _settings(text: str) -> dict[str, str]:

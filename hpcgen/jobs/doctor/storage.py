@@ -1,6 +1,7 @@
 """The file system of the run directory: rename, fsync, speed, clock."""
 
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ SYNC_SECONDS = 0.1
 SKEW_SECONDS = 5.0
 """Clocks further apart confuse leases, whose heartbeats are times of files."""
 WRITE_BYTES = 64 * 2**20
+ROOM_BYTES = 5 * 2**30
 SLOW_WRITE = 50e6
 """Bytes/s below which checkpoints of gigabytes outlast a usual grace time."""
 
@@ -24,7 +26,7 @@ def run_directory(directory: Path) -> list[Check]:
     try:
         with tempfile.TemporaryDirectory(dir=directory, prefix=".hpcgen-doctor-") as scratch:
             place = Path(scratch)
-            return [_rename(place), _sync(place), _speed(place), clock_skew(place)]
+            return [_rename(place), _link(place), _sync(place), _speed(place), room(place), clock_skew(place)]
     except OSError as error:
         remedy = "give the directory that runs will write to: hpcgen doctor DIR"
         return [Check(name, Level.ERROR, f"cannot write to {directory}: {error.strerror}", remedy)]
@@ -39,6 +41,17 @@ def _rename(place: Path) -> Check:
         return Check("rename", Level.OK, "replaces a file in one step")
     remedy = "use another file system for run directories: results and leases rely on it"
     return Check("rename", Level.ERROR, "does not replace a file in one step", remedy)
+
+
+def _link(place: Path) -> Check:
+    """Locks are links, as those are made in one step on NFS and Lustre too."""
+    (place / "one").write_text("x")
+    try:
+        os.link(place / "one", place / "two")
+    except OSError as error:
+        remedy = "locks of run directories are hard links: use another file system, not a bucket or a FUSE mount"
+        return Check("hard links", Level.ERROR, f"cannot be made: {error.strerror}", remedy)
+    return Check("hard links", Level.OK, "can be made")
 
 
 def _sync(place: Path) -> Check:
@@ -71,6 +84,31 @@ def _speed(place: Path, size: int = WRITE_BYTES) -> Check:
         return Check("write speed", Level.OK, finding)
     remedy = "checkpoints on a stop signal will hold less KV, and resumed runs prefill again; use a faster file system"
     return Check("write speed", Level.WARNING, finding, remedy)
+
+
+def room(place: Path, free: int | None = None) -> Check:
+    """Space for the journal, the outputs and two checkpoints; `free` in bytes."""
+    free = shutil.disk_usage(place).free if free is None else free
+    finding = f"{free / 2**30:,.1f} GiB free"
+    if free >= ROOM_BYTES:
+        return Check("space", Level.OK, finding)
+    remedy = "results are written twice (journal and output), and checkpoints hold KV: free space, or use another place"
+    return Check("space", Level.WARNING, finding, remedy)
+
+
+def weight_cache(cache: Path | None = None) -> Check:
+    """Converted weights lie in the cache, as large as the model."""
+    from hpcgen.model.weight_cache import cache_directory
+
+    name, cache = "weight cache", cache or cache_directory()
+    existing = next(path for path in (cache, *cache.absolute().parents) if path.exists())
+    remedy = "set HPCGEN_CACHE to a directory on fast storage that all nodes see, with room for the model's weights"
+    if not os.access(existing, os.W_OK | os.X_OK) or not existing.is_dir():
+        return Check(name, Level.ERROR, f"{cache} cannot be written", remedy)
+    finding = f"{cache}, {shutil.disk_usage(existing).free / 2**30:,.1f} GiB free"
+    if shutil.disk_usage(existing).free < ROOM_BYTES:
+        return Check(name, Level.WARNING, finding, remedy)
+    return Check(name, Level.OK, finding)
 
 
 def clock_skew(place: Path, now: Callable[[], float] = time.time) -> Check:

@@ -9,6 +9,7 @@ from hpcgen.jobs.doctor import Check, Level, checks, exit_code, render
 def test_a_machine_has_a_finding_for_everything_and_a_remedy_for_all_that_is_wrong(tmp_path: Path) -> None:
     found = checks(tmp_path)
     assert {check.name for check in found} >= {
+        "cores", "memory", "space", "weight cache",
         "memlock", "shared memory", "huge pages", "CPU kernels", "GPU", "flashinfer", "deep_ep", "rename", "fsync",
         "write speed", "clock", "Slurm",
     }  # fmt: skip

@@ -5,7 +5,7 @@ import pytest
 
 from hpcgen.jobs.doctor.check import Level
 from hpcgen.jobs.doctor.gpu import gpu_libraries
-from hpcgen.jobs.doctor.machine import huge_pages, memlock, shared_memory
+from hpcgen.jobs.doctor.machine import huge_pages, memlock, shared_huge_pages, shared_memory
 
 
 @pytest.mark.parametrize(
@@ -40,3 +40,9 @@ def test_a_kernel_without_huge_pages_is_none_of_our_business(tmp_path: Path) -> 
 def test_libraries_of_gpus_are_asked_for_where_there_is_one() -> None:
     assert {check.level for check in gpu_libraries(present=False)} == {Level.SKIPPED}
     assert all(check.level in (Level.OK, Level.WARNING, Level.ERROR) for check in gpu_libraries(present=True))
+
+
+@pytest.mark.parametrize(("chosen", "level"), [("advise", Level.OK), ("never", Level.WARNING)])
+def test_shared_memory_has_a_setting_of_its_own(tmp_path: Path, chosen: str, level: Level) -> None:
+    (tmp_path / "shmem_enabled").write_text(f"always within_size [{chosen}] deny force")
+    assert shared_huge_pages(tmp_path).level is level

@@ -1,7 +1,7 @@
 import pytest
 
 from hpcgen.jobs.doctor.check import Check, Level
-from hpcgen.jobs.doctor.scheduler import slurm_checks, slurm_configuration
+from hpcgen.jobs.doctor.scheduler import grace, slurm_checks, slurm_configuration
 from hpcgen.jobs.slurm import SlurmError
 
 CONFIGURATION = """Configuration data as of 2026-01-01T00:00:00
@@ -12,8 +12,12 @@ SlurmctldParameters     = preempt_send_user_signal,enable_configless
 """
 
 
+PARTITIONS = "PartitionName=low PreemptMode=REQUEUE GraceTime=60\nPartitionName=high PreemptMode=OFF GraceTime=0\n"
+
+
 def client(configuration: str = CONFIGURATION, ping: str = "Slurmctld(primary) at c1 is UP"):  # type: ignore[no-untyped-def]
-    return lambda *command: ping if command[1] == "ping" else configuration
+    answers = {"ping": ping, "config": configuration, "partition": PARTITIONS}
+    return lambda *command: answers[command[-1]]
 
 
 def levels(found: list[Check]) -> dict[str, Level]:
@@ -22,7 +26,7 @@ def levels(found: list[Check]) -> dict[str, Level]:
 
 def test_a_well_configured_cluster_has_nothing_to_mend() -> None:
     found = slurm_checks(client(), lambda: True)
-    assert levels(found) == {"Slurm": Level.OK, "preemption": Level.OK}
+    assert levels(found) == {"Slurm": Level.OK, "preemption": Level.OK, "grace": Level.OK}
 
 
 def test_without_slurm_there_is_nothing_to_check() -> None:
@@ -52,3 +56,10 @@ def test_a_controller_that_is_down_is_a_warning() -> None:
 )
 def test_settings_that_cost_checkpoints_are_warnings(settings: dict[str, str], name: str, level: Level) -> None:
     assert levels(slurm_configuration(settings))[name] is level
+
+
+def test_partitions_that_give_no_time_are_named() -> None:
+    settings = {"PreemptMode": "REQUEUE"}
+    (check,) = grace(settings, PARTITIONS.replace("GraceTime=60", "GraceTime=0"))
+    assert check.level is Level.WARNING and check.finding == "GraceTime is 0 in low"
+    assert grace({"PreemptMode": "OFF"}, PARTITIONS) == []

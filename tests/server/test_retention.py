@@ -1,7 +1,7 @@
 from starlette.testclient import TestClient
 
 from hpcgen.server.access import Server
-from hpcgen.server.delivery import remove_orphans
+from hpcgen.server.retention import remove_orphans
 from hpcgen.server.store import StoredFile
 from tests.server.conftest import create, upload
 

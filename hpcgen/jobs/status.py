@@ -160,7 +160,7 @@ def _render_vitals(state: RunState) -> list[str]:
         lines.append(f"time         {duration(vitals.seconds)} of work{ahead}")
     if vitals.output_tokens:
         rates = ", ".join(f"{phase} {rate:,.0f}/s" for phase, rate in vitals.rates.items())
-        lines.append(f"tokens       {vitals.output_tokens:,} decoded; lately {rates}")
+        lines.append(f"tokens       {vitals.output_tokens:,} decoded" + ("" if state.complete else f"; lately {rates}"))
     if state.complete:
         return lines
     if vitals.phase:

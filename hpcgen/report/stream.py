@@ -78,10 +78,10 @@ def combined_loads(streams: Sequence[Stream]) -> list[dict[str, Any]]:
 
 
 def _load_at(stream: Stream, loads: list[dict[str, Any]], at: float) -> dict[str, Any]:
-    """The last load up to a time; nothing where no job of the instance works then."""
+    """The last load of the job that works at a time; nothing where none does."""
     position = int(np.searchsorted([load["at"] for load in loads], at, side="right")) - 1
-    works = any(job["at"] <= at <= job["until"] for job in stream.jobs)
-    if position >= 0 and works:
+    begun = [job["at"] for job in stream.jobs if job["at"] <= at <= job["until"]]
+    if position >= 0 and begun and loads[position]["at"] >= begun[-1]:
         return loads[position]
     first = loads[0]
     return {"active": [0] * len(first["active"]), "suspended": 0, "waiting": 0,

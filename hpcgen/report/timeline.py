@@ -31,7 +31,7 @@ def timeline(record: RunRecord) -> str:
     """Lanes from top to bottom: phases and jobs, of each instance where several share the run, then events."""
     lanes: list[tuple[str, list[tuple[float, float, str, str]]]] = []
     for stream in record.streams[:MOST_INSTANCES]:
-        lanes.append((stream.name or "phases", _phases(stream)))
+        lanes.append((f"phases of {stream.name}" if stream.name else "phases", _phases(stream)))
         if len(stream.jobs) > 1:
             lanes.append((f"jobs of {stream.name}" if stream.name else "jobs", _jobs(stream)))
     by_lane: dict[str, list[tuple[float, float, str, str]]] = {name: [] for name in (*LANES, _OTHERS)}

@@ -43,5 +43,5 @@ def test_loads_stand_side_by_side_and_end_with_their_instance(shared):
 
 def test_every_instance_has_a_lane_and_throughputs_add_up(shared):
     page = render_page(RunRecord.read(shared))
-    assert "<span>left</span><span>right</span>" in page
+    assert "<span>phases of left</span><span>phases of right</span>" in page
     assert "right: sequences 64" in page and "rank 3" in page and "node 1" in page

@@ -1,170 +1,202 @@
-"""Predicted against measured completion times of real batches on this machine: `python results/planner_validation.py`.
+"""Predicted against measured completion times of real batches on this machine, on 1, 2 and 4 ranks.
 
-Each model is profiled once; then batches that the profile did not see are run by the engine, and simulated with the
-same limits. With one thread, times are processor time of the process: other processes disturb them least. Models
-are those of --model (a directory with weights) and a small random mixture of experts that the script makes.
+Two models: that of --model (a directory with weights), and a small random mixture of experts that the script makes.
+Each is profiled once for each number of ranks by `hpcgen profile`, then batches that the profile did not see are run by
+`hpcgen run` under mpirun, with the batch sizes that it plans or with given ones, and simulated with the costs of the
+profile and the configuration that the run had. Measured is the time from the first wave to the last step; loading and
+starting of processes are excluded. Measure on a machine that does nothing else:
+
+    python results/planner_validation.py --model DIR --work DIR            # all of it, about 15 minutes
+    python results/planner_validation.py --model DIR --work DIR --ranks 2  # a part; the table has all that is in --work
 """
 
 import argparse
-import dataclasses
-import tempfile
-import time
-from array import array
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import transformers
 
-from hpcgen.engine.build import Assembly, EngineOptions, build_engine, device_needs
-from hpcgen.memory.device_plan import PhaseMemory
-from hpcgen.memory.host_capacity import available_bytes
-from hpcgen.model.causal import CausalModel
-from hpcgen.model.weight_cache import cached_weight_file
-from hpcgen.model.weight_file import WeightFile
 from hpcgen.planner.configuration import Configuration, PhaseConfiguration, layer_bytes
 from hpcgen.planner.model_shape import ModelShape
-from hpcgen.planner.profile import measure, sized_as
 from hpcgen.planner.profile_file import Profile
 from hpcgen.planner.simulator import Simulation
 from hpcgen.planner.workload import Workload, draw
-from hpcgen.scheduler.plan import Phase
-from hpcgen.sequence import SamplingParams, Sequence
+from hpcgen.report.events import read_events
 
 DECISION_STEPS = 16
-BUDGETS = (0.75, 0.5)
-"""Device budgets, as shares of what the model and the largest batch would take."""
-BUDGETED = [(64, "fixed:128", "fixed:64", 512, 1024), (96, "lognormal:100:0.5:400", "uniform:8:96", 512, 1024)]
-BATCHES = [  # sequences, prompts, outputs, B_attn, B_moe
-    (64, "fixed:128", "fixed:64", 1024, 4096),
-    (128, "uniform:16:256", "lognormal:40:0.8:200", 1024, 4096),
-    (32, "fixed:512", "fixed:16", 1024, 4096),
-    (200, "fixed:32", "lognormal:30:1.0:256", 256, 1024),
-    (96, "lognormal:100:0.5:400", "uniform:8:96", 512, 2048),
-    (16, "fixed:64", "fixed:128", 1024, 4096),
-    (256, "fixed:48", "fixed:24", 128, 128),
+"""Of the engine."""
+HOST_MEMORY = 1 << 30
+
+
+class Case(NamedTuple):
+    model: str
+    ranks: int
+    sequences: int
+    prompts: str
+    outputs: str
+    budget: str = ""
+    """--device-memory."""
+    batch: str = ""
+    """--expert-batch."""
+
+
+LONG_TAIL = (128, "uniform:16:256", "lognormal:40:0.8:200")
+SHORT = (200, "fixed:32", "lognormal:30:1.0:256")
+PREFILL = (48, "fixed:512", "fixed:16")
+CASES = [
+    *(Case(model, ranks, *load) for model in ("dense", "moe") for ranks in (1, 2, 4) for load in (LONG_TAIL, PREFILL)),
+    *(Case("moe", ranks, *SHORT, batch="64") for ranks in (1, 2, 4)),
+    Case("dense", 1, 64, "fixed:128", "fixed:64", budget="400MiB"),
+    Case("dense", 2, 64, "fixed:128", "fixed:64", budget="400MiB"),
+    Case("moe", 1, 64, "fixed:128", "fixed:64", budget="300MiB"),
+    Case("moe", 2, 64, "fixed:128", "fixed:64", budget="300MiB"),
 ]
 
 
-def mixture_of_experts(directory: Path) -> Path:
+def mixture_of_experts(directory: Path, tokenizer_of: Path) -> Path:
     """A random Qwen3-MoE of 0.2 G parameters."""
+    if directory.exists():
+        return directory
+    torch.manual_seed(0)
     config = transformers.Qwen3MoeConfig(
         vocab_size=8192, hidden_size=512, intermediate_size=1024, moe_intermediate_size=256, num_hidden_layers=12,
         num_attention_heads=8, num_key_value_heads=2, head_dim=64, num_experts=32, num_experts_per_tok=4,
         max_position_embeddings=4096, torch_dtype=torch.bfloat16,
     )  # fmt: skip
     transformers.Qwen3MoeForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
+    transformers.AutoTokenizer.from_pretrained(tokenizer_of).save_pretrained(directory)
     return directory
 
 
-def workload(count: int, prompts: str, outputs: str) -> Workload:
-    return Workload.of(draw(prompts, count, 1), draw(outputs, count, 2))
+def hpcgen(ranks: int, work: Path, *arguments: object) -> None:
+    mpirun = [str(Path(sys.executable).with_name("mpirun")), "-n", str(ranks)] if ranks > 1 else []
+    command = [*mpirun, sys.executable, "-m", "hpcgen.cli", *map(str, arguments)]
+    environment = os.environ | {"HPCGEN_CACHE": str(work / "cache")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{done.stderr}")
 
 
-def run(
-    model: Path, load: Workload, microbatch: int, batch: int, host: int, threads: int, budget: float | None = None
-) -> tuple[float, Assembly]:
-    """Seconds of a real batch, loading excluded. `budget`: share of the model's bytes that the device has."""
-    clock = time.process_time if threads == 1 else time.perf_counter
-    built = CausalModel.build(model, torch.bfloat16, torch.device("cpu"))
-    weights = WeightFile(cached_weight_file(model, torch.bfloat16, "packed"))
-    options = EngineOptions(
-        max_model_len=int((load.prompts + load.most).max()), host_memory=host, attention_microbatch=microbatch,
-        expert_batch=batch, decision_steps=DECISION_STEPS, device_memory=None,
-    )  # fmt: skip
-    if budget is not None:
-        needs = device_needs(built, weights, options)
-        kv = needs.layout.page_bytes * len(load) * int(load.mean_context / 64 + 2)
-        whole = sum(needs.unit_bytes.values()) + needs.decode_activations + kv
-        options = dataclasses.replace(options, device_memory=int(budget * whole))
-    assembly = build_engine(built, weights, options, lambda sequence: None)
-    draw_tokens = np.random.default_rng(0)
-    for index, (length, output) in enumerate(zip(load.prompts.tolist(), load.outputs.tolist(), strict=True)):
-        prompt = array("I", draw_tokens.integers(0, built.vocabulary, length).tolist())
-        sampling = SamplingParams(max_tokens=output, temperature=0.0)
-        assembly.engine.add(Sequence(index, index, 0, prompt, sampling))
-    begin = clock()
-    while assembly.engine.pending:
-        assembly.engine.step()
-    seconds = clock() - begin
-    assembly.device.close()
-    return seconds, assembly
+def write_requests(file: Path, load: Workload) -> Path:
+    """Prompts of random tokens, outputs of exactly the workload's lengths."""
+    generator = np.random.default_rng(0)
+    lines = []
+    for index, (prompt, output) in enumerate(zip(load.prompts.tolist(), load.outputs.tolist(), strict=True)):
+        tokens = generator.integers(3, 8000, prompt).tolist()
+        body = {"prompt": tokens, "max_tokens": output, "ignore_eos": True, "temperature": 0}
+        lines.append({"custom_id": f"r{index}", "method": "POST", "url": "/v1/completions", "body": body})
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
 
 
-def phase_of(shape: ModelShape, memory: PhaseMemory, units: dict[str, int], micro: int, batch: int):
-    """The engine's division of the device in the planner's terms: what is streamed, counted in layers."""
-    streamed = sum(size for unit, size in units.items() if unit not in memory.resident)
-    layers = min(round(streamed / layer_bytes(shape, 1)), shape.layers)
-    slots = min(memory.ring_slots, layers)
-    return PhaseConfiguration(micro, batch, shape.layers - layers, slots, memory.kv_bytes, memory.kv == "layers")
+def measure(case: Case, model: Path, work: Path, load: Workload, run: Path) -> tuple[float, dict[str, Any]]:
+    """Seconds of a real batch, and what its run directory says of its configuration."""
+    requests = write_requests(work / "requests.jsonl", load)
+    files = ["--input", requests, "--output", run.with_suffix(".jsonl"), "--run-dir", run]
+    options = ["--host-memory", HOST_MEMORY, "--max-model-len", 1024]
+    options += ["--device-memory", case.budget] if case.budget else []
+    options += ["--expert-batch", case.batch] if case.batch else []
+    hpcgen(case.ranks, work, "run", "--model", model, *files, *options)
+    events = list(read_events(run / "events.jsonl"))
+    begin = next(event["time"] for event in events if event["event"] == "phase")
+    end = max(event["time"] for event in events if event["event"] == "steps")
+    (memory,) = [event for event in events if event["event"] == "memory"]
+    plan = json.loads((run / "plan.json").read_text())["plan"]
+    return end - begin, {"memory": memory, "plan": plan}
 
 
-def predict(
-    profile: Profile,
-    shape: ModelShape,
-    load: Workload,
-    microbatch: int,
-    batch: int,
-    host: int,
-    ran: Assembly,
-    units: dict[str, int],
-) -> float:
-    layers, micro = shape.layers, min(microbatch, batch)
-    prefill = decode = PhaseConfiguration(micro, batch, layers, 0)
-    costs = profile.costs(shape)
-    if ran.phases is not None:
-        costs = dataclasses.replace(costs, streamed=True, copies_compute=True)
-        prefill = phase_of(shape, ran.phases[Phase.PREFILL], units, micro, batch)
-        decode = phase_of(shape, ran.phases[Phase.DECODE], units, micro, batch)
-    configuration = Configuration(
-        ranks=1,
-        ranks_per_node=1,
-        prefill=prefill,
-        decode=decode,
-        host_pages=int(host // (64 * shape.kv_token_bytes)),
-        in_place=ran.phases is None,
+def configuration(case: Case, shape: ModelShape, ran: dict[str, Any], units: dict[str, int]) -> Configuration:
+    """What the run had, in the planner's terms."""
+    plan, memory = ran["plan"], ran["memory"]
+
+    def phase(name: str, attention: int, batch: int) -> PhaseConfiguration:
+        division = memory["phases"].get(name)
+        if division is None:
+            return PhaseConfiguration(attention, batch, shape.layers, 0)
+        streamed = sum(size for unit, size in units.items() if unit not in division["resident"])
+        layers = min(round(streamed / layer_bytes(shape, 1)), shape.layers)
+        slots = min(division["ring_slots"], layers)
+        is_streamed = name == "decode" and division["kv"] == "layers"
+        return PhaseConfiguration(attention, batch, shape.layers - layers, slots, division["kv_bytes"], is_streamed)
+
+    return Configuration(
+        ranks=case.ranks,
+        ranks_per_node=case.ranks,
+        prefill=phase("prefill", plan["attention_microbatch"], plan["expert_batch"]),
+        decode=phase("decode", plan["decode_microbatch"], plan["decode_batch"]),
+        host_pages=memory["host_pages"],
+        watermark=plan["watermark"],
+        refill_below=plan["refill_below"],
+        partition_below=plan["partition_below"],
+        in_place=not memory["phases"],
     )
-    return Simulation(costs, configuration, load, decision_steps=DECISION_STEPS).run().seconds
 
 
-def described(ran: Assembly) -> str:
-    if ran.phases is None:
-        return "in place"
-    decode = ran.phases[Phase.DECODE]
-    assert ran.budget.limit is not None
-    return f"{ran.budget.limit / 2**20:,.0f} MiB: {len(decode.resident)} units resident, KV in {decode.kv}"
+def predict(case: Case, shape: ModelShape, profile: Profile, load: Workload, ran: dict[str, Any]) -> float:
+    costs = profile.costs(shape, case.ranks)
+    costs = costs.with_budget() if case.budget else costs
+    chosen = configuration(case, shape, ran, ran["units"])
+    return Simulation(costs, chosen, load, decision_steps=DECISION_STEPS).run().seconds
+
+
+def unit_bytes(work: Path, model: Path) -> dict[str, int]:
+    from hpcgen.model.weight_cache import cached_weight_file
+    from hpcgen.model.weight_file import WeightFile
+
+    weights = WeightFile(cached_weight_file(model, torch.bfloat16, "packed", cache=work / "cache"))
+    return {unit: stop - start for unit in weights.units for start, stop in [weights.unit_range(unit)]}
+
+
+def table(records: list[dict[str, Any]]) -> None:
+    print("| model | ranks | sequences | prompts | outputs | device | predicted, s | measured, s | error |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    errors = []
+    for record in records:
+        case, predicted, measured = Case(*record["case"]), record["predicted"], record["measured"]
+        errors.append(abs(predicted / measured - 1))
+        place = case.budget or "in place"
+        place += f", B_moe {case.batch}" if case.batch else ""
+        print(f"| {case.model} | {case.ranks} | {case.sequences} | {case.prompts} | {case.outputs} | {place} "
+              f"| {predicted:.2f} | {measured:.2f} | {predicted / measured - 1:+.1%} |")  # fmt: skip
+    print(f"\n{len(errors)} runs: median error {np.median(errors):.1%}, worst {max(errors):.1%}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2, 4])
+    parser.add_argument("--models", nargs="*", default=["dense", "moe"])
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    host = min(available_bytes() // 4, 2 << 30)
-    errors = []
-    print("| model | sequences | prompts | outputs | B_attn | B_moe | device | predicted, s | measured, s | error |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
-    with tempfile.TemporaryDirectory() as temporary:
-        for model in (args.model, mixture_of_experts(Path(temporary))):
-            profile = measure(model, dtype="bfloat16")
-            shape = sized_as(ModelShape.read(model), torch.bfloat16)
-            stored = WeightFile(cached_weight_file(model, torch.bfloat16, "packed"))
-            units = {unit: stop - start for unit in stored.units for start, stop in [stored.unit_range(unit)]}
-            name = model.name if model == args.model else "random Qwen3-MoE, 0.2 G"
-            runs = [(*one, None) for one in BATCHES] + [(*one, share) for one in BUDGETED for share in BUDGETS]
-            for count, prompts, outputs, microbatch, batch, budget in runs:
-                load = workload(count, prompts, outputs)
-                measured, ran = run(model, load, microbatch, batch, host, args.threads, budget)
-                predicted = predict(profile, shape, load, microbatch, batch, host, ran, units)
-                error = predicted / measured - 1
-                errors.append(abs(error))
-                print(
-                    f"| {name} | {count} | {prompts} | {outputs} | {microbatch} | {batch} | {described(ran)} "
-                    f"| {predicted:.2f} | {measured:.2f} | {error:+.1%} |",
-                    flush=True,
-                )
-    print(f"\n{len(errors)} runs: median error {np.median(errors):.1%}, worst {max(errors):.1%}")
+    args.work.mkdir(parents=True, exist_ok=True)
+    models = {"dense": args.model.resolve(), "moe": mixture_of_experts(args.work / "moe", args.model)}
+    for index, case in enumerate(CASES):
+        if case.ranks not in args.ranks or case.model not in args.models:
+            continue
+        model = models[case.model]
+        file = args.work / f"{case.model}-{case.ranks}.json"
+        if not file.exists():
+            hpcgen(case.ranks, args.work, "profile", "--model", model)
+            newest = max((args.work / "cache" / "profiles").glob("*.json"), key=lambda path: path.stat().st_mtime)
+            file.write_text(newest.read_text())
+        load = Workload.of(draw(case.prompts, case.sequences, 1), draw(case.outputs, case.sequences, 2))
+        kept = args.work / f"case-{index}.json"
+        if kept.exists():
+            content = json.loads(kept.read_text())
+        else:
+            measured, ran = measure(case, model, args.work, load, args.work / f"case-{index}.run")
+            content = {"case": case, "measured": measured, "ran": ran | {"units": unit_bytes(args.work, model)}}
+        shape = ModelShape.of(Profile.read(file).shape)
+        content["predicted"] = predict(case, shape, Profile.read(file), load, content["ran"])
+        kept.write_text(json.dumps(content))
+    records = sorted(args.work.glob("case-*.json"), key=lambda path: int(path.stem.split("-")[1]))
+    table([json.loads(path.read_text()) for path in records])
 
 
 if __name__ == "__main__":

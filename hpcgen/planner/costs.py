@@ -91,6 +91,10 @@ class Costs:
         }
         return replace(self, **kernels, **fixed, ranks_a_core=max(ranks_a_core, 1.0))
 
+    def with_budget(self) -> Costs:
+        """The same where parameters and KV must be copied to a part of memory that plays the device."""
+        return replace(self, streamed=True)
+
     def attention_decode_seconds(self, sequences: float, context: float) -> float:
         """Attention part of one layer: `sequences` new tokens over `context` tokens of KV in all."""
         if sequences <= 0:

@@ -3,8 +3,9 @@
 Two models: that of --model (a directory with weights), and a small random mixture of experts that the script makes.
 Each is profiled once for each number of ranks by `hpcgen profile`, then batches that the profile did not see are run by
 `hpcgen run` under mpirun, with the batch sizes that it plans or with given ones, and simulated with the costs of the
-profile and the configuration that the run had. Measured is the time from the first wave to the last step; loading and
-starting of processes are excluded. Measure on a machine that does nothing else:
+profile and the configuration that the run had. Measured is the time of all decisions of the engine, in prefill and in
+decode, by the clock on the wall; loading, and the start of the tokenizer's process, are excluded. Measure on a machine
+that does nothing else:
 
     python results/planner_validation.py --model DIR --work DIR            # all of it, about 15 minutes
     python results/planner_validation.py --model DIR --work DIR --ranks 2  # a part; the table has all that is in --work
@@ -13,6 +14,7 @@ starting of processes are excluded. Measure on a machine that does nothing else:
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -74,13 +76,14 @@ def mixture_of_experts(directory: Path, tokenizer_of: Path) -> Path:
     return directory
 
 
-def hpcgen(ranks: int, work: Path, *arguments: object) -> None:
+def hpcgen(ranks: int, work: Path, *arguments: object) -> str:
     mpirun = [str(Path(sys.executable).with_name("mpirun")), "-n", str(ranks)] if ranks > 1 else []
     command = [*mpirun, sys.executable, "-m", "hpcgen.cli", *map(str, arguments)]
     environment = os.environ | {"HPCGEN_CACHE": str(work / "cache")}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stderr}")
+    return done.stdout
 
 
 def write_requests(file: Path, load: Workload) -> Path:
@@ -102,13 +105,13 @@ def measure(case: Case, model: Path, work: Path, load: Workload, run: Path) -> t
     options = ["--host-memory", HOST_MEMORY, "--max-model-len", 1024]
     options += ["--device-memory", case.budget] if case.budget else []
     options += ["--expert-batch", case.batch] if case.batch else []
-    hpcgen(case.ranks, work, "run", "--model", model, *files, *options)
+    printed = hpcgen(case.ranks, work, "run", "--model", model, *files, *options)
+    seconds = re.search(r"prefill, decode\s+([\d.,]+) s, ([\d.,]+) s", printed)
+    assert seconds is not None, printed
     events = list(read_events(run / "events.jsonl"))
-    begin = next(event["time"] for event in events if event["event"] == "phase")
-    end = max(event["time"] for event in events if event["event"] == "steps")
     (memory,) = [event for event in events if event["event"] == "memory"]
     plan = json.loads((run / "plan.json").read_text())["plan"]
-    return end - begin, {"memory": memory, "plan": plan}
+    return float(seconds[1]) + float(seconds[2]), {"memory": memory, "plan": plan}
 
 
 def configuration(case: Case, shape: ModelShape, ran: dict[str, Any], units: dict[str, int]) -> Configuration:

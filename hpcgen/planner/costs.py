@@ -8,6 +8,7 @@ from hpcgen.planner import work
 from hpcgen.planner.hardware import Hardware, Link
 from hpcgen.planner.model_shape import ModelShape
 from hpcgen.planner.roofline import Roofline
+from hpcgen.sequence import PAGE_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,10 @@ class Costs:
     """Seconds of a microbatch in a layer that no kernel accounts for: launches, and the Python of a definition."""
     token_fixed: float = 0.0
     """Seconds of a token in a layer beside the kernels: norms, rotary embedding, residuals, writing its KV."""
+    weight_fixed: float = 0.0
+    """Seconds of a byte of weights beside the kernels, which were timed on memory that is not a mapped file."""
+    page_fixed: float = 0.0
+    """Seconds of a page's KV of one layer that is copied by itself, beside its bytes."""
     row_fixed: float = 0.0
     """Seconds of a sampled token beside the head: sampling, and the work on its sequence."""
     step_fixed: float = 0.0
@@ -87,7 +92,8 @@ class Costs:
             for name in ("linear", "prefill_attention", "decode_attention", "experts")
         }
         fixed = {
-            name: getattr(self, name) * times for name in ("layer_fixed", "token_fixed", "row_fixed", "step_fixed")
+            name: getattr(self, name) * times
+            for name in ("layer_fixed", "token_fixed", "weight_fixed", "page_fixed", "row_fixed", "step_fixed")
         }
         return replace(self, **kernels, **fixed, ranks_a_core=max(ranks_a_core, 1.0))
 
@@ -101,6 +107,7 @@ class Costs:
             return 0.0
         return (
             self.linear.seconds(work.projections(self.shape, sequences))
+            + self.weight_fixed * self.shape.attention_bytes
             + self.decode_attention.seconds(work.decode_attention(self.shape, context, sequences))
             + self.token_fixed * sequences
         )
@@ -109,17 +116,25 @@ class Costs:
         """Attention part of one layer for a microbatch of `tokens` tokens, of prompts `length` tokens long."""
         return (
             self.linear.seconds(work.projections(self.shape, tokens))
+            + self.weight_fixed * self.shape.attention_bytes
             + self.prefill_attention.seconds(work.prefill_attention(self.shape, tokens, length))
             + self.token_fixed * tokens
         )
 
     def dense_seconds(self, tokens: float) -> float:
         """The MLP of a dense layer, for one rank's tokens."""
-        return self.linear.seconds(work.dense_mlp(self.shape, tokens)) if tokens > 0 else 0.0
+        if tokens <= 0:
+            return 0.0
+        weights = self.shape.dense_parameters * self.shape.weight_bytes
+        return self.linear.seconds(work.dense_mlp(self.shape, tokens)) + self.weight_fixed * weights
 
     def experts_seconds(self, own_tokens: float, all_tokens: float, ranks: int) -> float:
         """Routed experts of this rank for the tokens of all ranks, and the shared ones for its own."""
-        seconds = self.experts.seconds(work.routed_experts(self.shape, all_tokens, ranks)) if all_tokens > 0 else 0.0
+        seconds = 0.0
+        if all_tokens > 0:
+            weights = work.chosen_experts(self.shape, all_tokens, ranks) * self.shape.expert_parameters
+            seconds += self.experts.seconds(work.routed_experts(self.shape, all_tokens, ranks))
+            seconds += self.weight_fixed * weights * self.shape.expert_bytes
         if self.shape.shared_parameters and own_tokens > 0:
             seconds += self.linear.seconds(work.shared_experts(self.shape, own_tokens))
         return seconds
@@ -151,7 +166,17 @@ class Costs:
 
     def head_seconds(self, rows: float) -> float:
         """Logits of `rows` tokens, and one sampled from each."""
-        return self.linear.seconds(work.head(self.shape, rows)) + self.row_fixed * rows if rows > 0 else 0.0
+        if rows <= 0:
+            return 0.0
+        fixed = self.weight_fixed * self.shape.head_bytes + self.row_fixed * rows
+        return self.linear.seconds(work.head(self.shape, rows)) + fixed
+
+    def layer_kv_seconds(self, link: Link, tokens: float, sequences: float) -> float:
+        """To copy the KV of `tokens` tokens of so many sequences in one layer, page by page."""
+        if not self.streamed or tokens <= 0:
+            return 0.0
+        pages = tokens / PAGE_TOKENS + sequences / 2
+        return link.seconds(tokens * self.shape.attention.kv_elements * self.shape.kv_bytes) + self.page_fixed * pages
 
     def kv_seconds(self, tokens: float) -> float:
         """To load, or to write back, the KV of `tokens` tokens in all layers."""

@@ -5,6 +5,7 @@ Shapes: T tokens, B sequences, D hidden, E experts, K experts a token, I interme
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 import time
@@ -25,6 +26,7 @@ from hpcgen.kernels.experts.interface import ExpertWeights
 from hpcgen.kernels.layouts import choose_layout, pack
 from hpcgen.kernels.linear import linear
 from hpcgen.kernels.select import select_attention, select_experts
+from hpcgen.memory.streams import open_copy_stream
 from hpcgen.planner import work
 from hpcgen.planner.model_shape import ModelShape
 from hpcgen.planner.roofline import Work
@@ -33,6 +35,7 @@ from hpcgen.sequence import pages_for
 COLD = 96 << 20
 """Bytes of operands to go round in, so that none is found in a cache where a whole model's would not be."""
 MOST_KV = 384 << 20
+PAGE_COPIES = 256
 READ_BYTES = (1 << 14, 1 << 18, 1 << 21, 1 << 23)
 COPY_BYTES = (1 << 12, 1 << 18, 1 << 22, 1 << 26)
 TOKENS = (1, 4, 16, 64, 256, 1024, 2048)
@@ -167,6 +170,19 @@ class KernelTiming:
     def copy(self, to_device: bool) -> list[Timing]:
         """Pinned host memory to the device, or back; on a CPU memory to memory."""
         return [Timing(Work(0.0, nbytes), self._copy_seconds(nbytes, to_device)) for nbytes in COPY_BYTES]
+
+    def page_copy(self) -> float:
+        """Seconds of a copy of one page's KV of one layer among many, beside its bytes."""
+        layout, stream = self._layout, open_copy_stream(self._device)
+        on_host = torch.ones(PAGE_COPIES, layout.page_bytes, dtype=torch.uint8)
+        on_device = torch.ones(PAGE_COPIES, layout.layer_bytes, dtype=torch.uint8, device=self._device)
+
+        def copy_all() -> None:
+            stream.copy([(on_device[page], on_host[page, : layout.layer_bytes]) for page in range(PAGE_COPIES)]).wait()
+
+        seconds = self._watch.seconds(itertools.repeat(copy_all)) / PAGE_COPIES
+        stream.close()
+        return seconds
 
     def _copy_seconds(self, nbytes: int, to_device: bool) -> float:
         copies = max(1, min(COLD // nbytes, 64))

@@ -20,6 +20,7 @@ from hpcgen.model.causal import CausalModel
 from hpcgen.model.conversion.definition import target_dtype
 from hpcgen.model.weight_cache import cached_weight_file
 from hpcgen.model.weight_file import WeightFile
+from hpcgen.planner import work
 from hpcgen.planner.configuration import PhaseConfiguration
 from hpcgen.planner.costs import Costs
 from hpcgen.planner.defaults import shape_of_run
@@ -32,7 +33,7 @@ from hpcgen.planner.roofline import Fit, fit
 from hpcgen.planner.sweep import decode_sweep, prefill_sweep
 from hpcgen.sequence import SamplingParams, Sequence
 
-LOADS = ((1, 16), (4, 64), (16, 64), (64, 32), (64, 128), (192, 64))
+LOADS = ((1, 16), (4, 64), (8, 32), (16, 64), (32, 16), (64, 32), (64, 128), (192, 64))
 """(sequences, prompt tokens) of the engine's runs."""
 DECODE_STEPS = 12
 
@@ -70,6 +71,9 @@ def measure(
             points[name] = timings
     say("measuring copies and reads")
     links = {"host": kernels.copy(True), "back": kernels.copy(False), "disk": disk_reads(weights.path)}
+    page_fixed = max(
+        kernels.page_copy() - model.kv_layout.layer_bytes / _fit(links["host"]).roofline.bytes_per_second, 0
+    )
     step_fixed = 0.0
     if world.size > 1:
         say("measuring what ranks send each other")
@@ -91,7 +95,7 @@ def measure(
     )
     say("measuring the engine around them")
     whole = _with_engine(profile, shape, model, weights, wanted, watch)
-    return replace(whole, step_fixed=whole.step_fixed + step_fixed)
+    return replace(whole, step_fixed=whole.step_fixed + step_fixed, page_fixed=page_fixed)
 
 
 def _weights(world: World, directory: Path, dtype: torch.dtype, layout: str) -> WeightFile:
@@ -150,22 +154,23 @@ def _with_engine(
         tokens = sequences * length
         prefill, step = _run(assembly, watch, shape, ids, sequences, length)
         predicted = _wave_seconds(costs, tokens, length, sequences)
-        rows.append([shape.layers, shape.layers * tokens, sequences, 1.0])
+        rows.append([shape.layers, shape.layers * tokens, sequences, 1.0, _weight_bytes(shape, tokens)])
         residuals.append(prefill - predicted)
         measured.append(prefill)
         predicted = _step_seconds(costs, sequences, sequences * (length + DECODE_STEPS))
-        rows.append([shape.layers, shape.layers * sequences, sequences, 1.0])
+        rows.append([shape.layers, shape.layers * sequences, sequences, 1.0, _weight_bytes(shape, sequences)])
         residuals.append(step - predicted)
         measured.append(step)
     assembly.device.close()
     table, left, taken = np.array(rows), np.array(residuals), np.array(measured)
     constants = _non_negative(table, left, taken)
-    layer, token, row, each = constants
+    layer, token, row, each, weight = constants
     errors = np.abs(table @ constants - left) / taken
     return replace(
         profile,
         layer_fixed=layer,
         token_fixed=token,
+        weight_fixed=weight,
         row_fixed=row,
         step_fixed=each,
         engine_median_error=float(np.median(errors)),
@@ -189,13 +194,18 @@ def _run(
     engine.step()
     prefill = watch.now() - begin
     watch.wait_for_all()
-    taken = []
+    before = engine.activity.steps
+    begin = watch.now()
     while engine.pending:
-        before = engine.activity.steps
-        begin = watch.now()
         engine.step()
-        taken.append((watch.now() - begin) / max(engine.activity.steps - before, 1))
-    return watch.mean(prefill), watch.mean(min(taken))
+    return watch.mean(prefill), watch.mean((watch.now() - begin) / (engine.activity.steps - before))
+
+
+def _weight_bytes(shape: ModelShape, tokens: float) -> float:
+    """Of the weights that a sweep over so many tokens reads."""
+    experts = work.chosen_experts(shape, tokens) * shape.expert_parameters * shape.expert_bytes
+    dense = shape.dense_layers * shape.dense_parameters * shape.weight_bytes
+    return shape.layers * shape.attention_bytes + shape.moe_layers * experts + dense + shape.head_bytes
 
 
 def _wave_seconds(costs: Costs, tokens: int, length: float, rows: int) -> float:

@@ -15,7 +15,7 @@ from hpcgen.planner.model_shape import ModelShape
 from hpcgen.planner.roofline import Fit, Roofline
 from hpcgen.planner.search import HOST_SHARE, Memory
 
-VERSION = 2
+VERSION = 3
 _LINKS = {
     "host": "host to device",
     "back": "device to host",
@@ -96,6 +96,8 @@ class Profile:
     links: dict[str, LinkFit]
     layer_fixed: float = 0.0
     token_fixed: float = 0.0
+    weight_fixed: float = 0.0
+    page_fixed: float = 0.0
     row_fixed: float = 0.0
     step_fixed: float = 0.0
     engine_median_error: float = 0.0
@@ -122,7 +124,7 @@ class Profile:
         """Everything `hpcgen profile` prints about it."""
         machine = self.machine
         each = f"{self.token_fixed * 1e6:,.2f} a token and layer, {self.row_fixed * 1e6:,.1f} a sampled token"
-        each += f", {self.step_fixed * 1e6:,.0f} a step"
+        each += f", {self.step_fixed * 1e6:,.0f} a step, {self.page_fixed * 1e6:,.1f} a page of a layer"
         lines = [
             f"{machine['device']}: {machine['ranks']} ranks on {machine['nodes']} nodes, {machine['threads']} threads "
             f"each, {machine['cores']} cores a node",
@@ -179,6 +181,8 @@ class Profile:
             window=links["window"],
             layer_fixed=self.layer_fixed,
             token_fixed=self.token_fixed,
+            weight_fixed=self.weight_fixed,
+            page_fixed=self.page_fixed,
             row_fixed=self.row_fixed,
             step_fixed=self.step_fixed,
             ranks_per_node=ranks_per_node or self.ranks_per_node,

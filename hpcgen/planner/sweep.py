@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from hpcgen.planner.configuration import PhaseConfiguration, layer_bytes
 from hpcgen.planner.costs import Costs
 from hpcgen.planner.graph import Graph, Schedule
+from hpcgen.sequence import PAGE_TOKENS
 
 COMPUTE, FETCH, WRITE, NETWORK = "compute", "host to device", "device to host", "network"
 
@@ -59,7 +60,7 @@ def prefill_sweep(costs: Costs, phase: PhaseConfiguration, tokens: int, length: 
     attention = costs.attention_prefill_seconds(each, length) + costs.layer_fixed / 2
     experts = costs.experts_seconds(tokens, tokens, 1) + costs.layer_fixed / 2
     dense = costs.dense_seconds(tokens) + costs.layer_fixed / 2
-    write = costs.back.seconds(each * shape.attention.kv_elements * shape.kv_bytes) if costs.streamed else 0.0
+    write = costs.layer_kv_seconds(costs.back, each, rows / sizes)
     graph = Graph()
     write_by = COMPUTE if costs.copies_compute else WRITE
     fetched = _Ring(graph, costs, phase, 1)
@@ -95,9 +96,12 @@ def decode_sweep(
     exchange = costs.exchange_seconds(sequences / parts_sent, ranks)
     experts = costs.experts_seconds(sequences, all_sequences, ranks) + costs.layer_fixed / 2
     dense = costs.dense_seconds(sequences) + costs.layer_fixed / 2
-    kv_layer = shape.attention.kv_elements * shape.kv_bytes
-    write = costs.back.seconds(sequences * kv_layer) if costs.streamed else 0.0
-    restore = costs.host.seconds(context * kv_layer) if costs.streamed and phase.kv_streamed else 0.0
+    write = restore = 0.0
+    if phase.kv_streamed:  # by layer: a page is read and, with its new token, written as a whole
+        write = costs.layer_kv_seconds(costs.back, sequences * PAGE_TOKENS, 0.0)
+        restore = costs.layer_kv_seconds(costs.host, context, sequences)
+    elif costs.streamed:  # pages that have filled
+        write = costs.back.seconds(sequences * shape.attention.kv_elements * shape.kv_bytes)
     graph = Graph()
     fetch_by, write_by = (COMPUTE, COMPUTE) if costs.copies_compute else (FETCH, WRITE)
     fetched = _Ring(graph, costs, phase, ranks)

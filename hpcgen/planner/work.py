@@ -49,9 +49,16 @@ def routed_experts(shape: ModelShape, tokens: float, ranks: int = 1) -> Work:
     if not shape.experts or tokens <= 0:
         return Work()
     pairs = tokens * shape.experts_per_token / ranks
-    chosen = shape.experts * (1 - (1 - shape.experts_per_token / shape.experts) ** tokens) / ranks
+    chosen = chosen_experts(shape, tokens, ranks)
     moved = pairs * 4 * shape.hidden * ACTIVATION_BYTES
     return Work(2 * shape.expert_parameters * pairs, chosen * shape.expert_parameters * shape.expert_bytes + moved)
+
+
+def chosen_experts(shape: ModelShape, tokens: float, ranks: int = 1) -> float:
+    """Experts of a rank that at least one of `tokens` tokens chose."""
+    if not shape.experts:
+        return 0.0
+    return shape.experts * (1 - (1 - shape.experts_per_token / shape.experts) ** tokens) / ranks
 
 
 def head(shape: ModelShape, rows: float) -> Work:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 import numpy as np
 
@@ -18,6 +19,26 @@ from hpcgen.planner.workload import Workload
 
 STEPS_AT_ONCE = 32
 """Decode steps between two looks at a batch in which nothing ends: their time is taken at the first one's context."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What is assumed of an engine with continuous batching."""
+
+    mixes: bool = True
+    """Prefill is computed in the same step as decode, so that one reads what the other multiplies; else in its own."""
+    balances: bool = False
+    """All ranks always have equal contexts; else they have as many sequences, and the longest contexts decide."""
+    hides_exchange: bool = False
+    """Exchanges are hidden behind computation; else they are as ours."""
+    memory: float = 1.0
+    """Share of the device that it uses; the rest is held back for captured graphs and fragmentation."""
+
+
+EQUAL = Engine()
+"""What is assumed of ours."""
+IDEAL = Engine(balances=True, hides_exchange=True)
+DEPLOYED = Engine(mixes=False, memory=0.9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +63,22 @@ def continuous(
     most: int,
     chunk: int,
     tensor_parallel: bool,
-    exposed: float = 0.0,
+    engine: Engine = EQUAL,
 ) -> Baseline:
-    """Continuous batching with everything resident and prefill mixed in by chunks (Orca, vLLM, SGLang).
+    """Continuous batching with everything resident and prefill by chunks (Orca, vLLM, SGLang).
 
-    The ranks are taken as perfectly balanced, and all but the share `exposed` of the exchanges as hidden behind
-    computation: in favour of the baseline. A sequence that loses its place for want of memory is recomputed. Raises
-    PlanError where the model does not fit the devices.
+    A sequence that loses its place for want of memory is recomputed. Raises PlanError where the model does not fit the
+    devices.
     """
+    if memory.device is not None:
+        memory = replace(memory, device=memory.device * engine.memory)
     capacity = _resident_kv_tokens(costs, memory, ranks, most, chunk, tensor_parallel)
+    spread = 0.0 if engine.balances else _spread_of_contexts(workload)
     if capacity < int((workload.prompts + workload.outputs).max()):
         raise PlanError(f"{costs.shape.name} does not fit {ranks} devices with its longest sequence and all resident")
     step = _remembered(
         lambda batch, context, prefill, length: _mixed_step(
-            costs, ranks, batch, context, prefill, length, tensor_parallel, exposed
+            costs, ranks, batch, context, prefill, length, tensor_parallel, engine, spread
         )
     )
     clock, steps, context = 0.0, 0, 0
@@ -112,7 +135,7 @@ def continuous(
     return Baseline("continuous", clock, largest, finish, setting)
 
 
-def tuned_continuous(costs: Costs, memory: Memory, ranks: int, workload: Workload) -> Baseline:
+def tuned_continuous(costs: Costs, memory: Memory, ranks: int, workload: Workload, engine: Engine = EQUAL) -> Baseline:
     """Continuous batching with its best batch, chunk and parallelism of attention. Raises PlanError where none fits."""
     best: Baseline | None = None
     reason: PlanError | None = None
@@ -120,7 +143,7 @@ def tuned_continuous(costs: Costs, memory: Memory, ranks: int, workload: Workloa
         for most in (64 * ranks, 256 * ranks, 1024 * ranks):
             for chunk in (512 * ranks, 2048 * ranks):
                 try:
-                    found = continuous(costs, memory, ranks, workload, most, chunk, tensor_parallel)
+                    found = continuous(costs, memory, ranks, workload, most, chunk, tensor_parallel, engine)
                 except PlanError as error:
                     reason = error
                     continue
@@ -242,9 +265,15 @@ def _mixed_step(
     prefill: float,
     length: float,
     tensor_parallel: bool,
-    exposed: float,
+    engine: Engine,
+    spread: float,
 ) -> float:
     """One step of all ranks: `batch` sequences decode over `context` tokens, `prefill` prompt tokens are mixed in."""
+    if prefill and batch and not engine.mixes:
+        alone = (tensor_parallel, engine, spread)
+        return _mixed_step(costs, ranks, batch, context, 0.0, length, *alone) + _mixed_step(
+            costs, ranks, 0.0, 0.0, prefill, length, *alone
+        )
     shape = costs.shape
     tokens = batch + prefill
     if tensor_parallel:
@@ -257,7 +286,8 @@ def _mixed_step(
         exchange = 2 * link.seconds(2 * tokens * shape.hidden * work.ACTIVATION_BYTES)
     else:
         projection = work.projections(shape, tokens / ranks)
-        scores = work.decode_attention(shape, context / ranks, batch / ranks)
+        longest = 1 + spread * _largest_of(ranks) / max(batch / ranks, 1.0) ** 0.5
+        scores = work.decode_attention(shape, context / ranks * longest, batch / ranks)
         chunk = work.prefill_attention(shape, prefill / ranks, length)
         exchange = 2 * costs.exchange_seconds(tokens / ranks, ranks)
     attention = costs.linear.seconds(projection) + costs.decode_attention.seconds(scores)
@@ -266,8 +296,23 @@ def _mixed_step(
     experts = costs.experts_seconds(tokens / ranks, tokens, ranks)
     dense = costs.dense_seconds(tokens / ranks)
     compute = shape.layers * (attention + costs.layer_fixed) + shape.moe_layers * experts + shape.dense_layers * dense
-    shown = max(compute, shape.layers * exchange * (1 - exposed)) + shape.layers * exchange * exposed
+    exchanges = shape.layers * exchange
+    shown = max(compute, exchanges) if engine.hides_exchange else compute + exchanges
     return shown + costs.head_seconds(batch / ranks) + costs.step_fixed
+
+
+def _spread_of_contexts(workload: Workload) -> float:
+    """Coefficient of variation of the contexts of decoding sequences, each met as often as it decodes."""
+    steps = workload.outputs.astype(np.float64)
+    middle = workload.prompts + steps / 2
+    mean = float((middle * steps).sum() / steps.sum())
+    square = float(((middle**2 + steps**2 / 12) * steps).sum() / steps.sum())
+    return max(square / mean**2 - 1, 0.0) ** 0.5
+
+
+def _largest_of(ranks: int) -> float:
+    """Standard deviations by which the largest of so many normal values exceeds the mean, about (Blom, 1958)."""
+    return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)) if ranks > 1 else 0.0
 
 
 def _remembered(step: Callable[..., float]) -> Callable[..., float]:
@@ -283,8 +328,3 @@ def _remembered(step: Callable[..., float]) -> Callable[..., float]:
         return known[key]
 
     return nearly
-
-
-def _leading_bits(value: int) -> int:
-    shift = max(value.bit_length() - 5, 0)
-    return value >> shift << shift

@@ -17,10 +17,10 @@ from hpcgen.planner.hardware import load_cluster
 from hpcgen.planner.model_shape import ModelShape
 from hpcgen.planner.outcome import Failure, Outcome, Preemption
 from hpcgen.planner.profile_file import Profile
-from hpcgen.planner.saturation import instance_sizes, least_ranks, saturated
-from hpcgen.planner.search import Memory, choose
+from hpcgen.planner.saturation import completion_by_nodes, instance_sizes, least_ranks, saturated
+from hpcgen.planner.search import Choice, Memory, choose
 from hpcgen.planner.simulator import Simulation
-from hpcgen.planner.timeline import write_trace
+from hpcgen.planner.timeline import write_timeline
 from hpcgen.planner.workload import Workload, draw, read_output_lengths, read_requests
 
 
@@ -33,7 +33,10 @@ def add_plan_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentPars
     _add_common(parser)
     parser.add_argument("--slo", type=duration, metavar="TIME", help="the most sequences that finish in 30m, 1h, 90s")
     parser.add_argument("--saturation", action="store_true", help="the best size of an instance, and how many")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="roofline with the chosen batches, PNG or SVG")
+    pictures = parser.add_argument_group("pictures", "PNG, SVG or PDF, by the suffix of FILE.")
+    pictures.add_argument("--roofline", type=Path, metavar="FILE", help="the roofs, and the chosen batches on them")
+    pictures.add_argument("--layers", type=Path, metavar="FILE", help="critical path of some layers in both phases")
+    pictures.add_argument("--scaling", type=Path, metavar="FILE", help="completion time against nodes")
     parser.set_defaults(call=plan)
 
 
@@ -93,6 +96,9 @@ def plan(arguments: argparse.Namespace) -> int:
         enough = least_ranks(costs, per_node, memory, workload)
         raise PlanError(f"{error}. " + (f"{enough} ranks are enough." if enough else "More do not help.")) from None
     print(report(costs, choice, memory, workload))
+    enough = least_ranks(costs, per_node, memory, workload, ranks)
+    nodes = -(-(enough or ranks) // per_node)
+    print(f"\nnodes needed   {nodes}: the model and its longest sequence fit {enough or ranks} ranks")
     if arguments.saturation:
         sizes = instance_sizes(costs, per_node, memory, workload, ranks)
         best = saturated(sizes)
@@ -100,12 +106,23 @@ def plan(arguments: argparse.Namespace) -> int:
         for size in sizes:
             print(f"  {size.ranks:5d} {size.tokens_per_rank:12,.1f}" + ("  <- enough" if size is best else ""))
         print(f"run {max(ranks // best.ranks, 1)} instances of {best.ranks} ranks")
-    if arguments.picture is not None:
-        from hpcgen.planner.pictures import draw_roofline
-
-        draw_roofline(costs, choice, workload, arguments.picture)
-        print(f"\n{arguments.picture}")
+    _draw(arguments, costs, choice, memory, workload)
     return 0
+
+
+def _draw(arguments: argparse.Namespace, costs: Costs, choice: Choice, memory: Memory, workload: Workload) -> None:
+    if arguments.roofline or arguments.layers or arguments.scaling:
+        from hpcgen.planner import pictures
+    if arguments.roofline is not None:
+        pictures.draw_roofline(costs, choice, workload, arguments.roofline)
+        print(arguments.roofline)
+    if arguments.layers is not None:
+        pictures.draw_layers(costs, choice, workload, arguments.layers)
+        print(arguments.layers)
+    if arguments.scaling is not None:
+        found = completion_by_nodes(costs, choice.configuration.ranks_per_node, memory, workload)
+        pictures.draw_completion(list(found), {costs.shape.name: list(found.values())}, arguments.scaling)
+        print(arguments.scaling)
 
 
 def simulate(arguments: argparse.Namespace) -> int:
@@ -133,12 +150,7 @@ def simulate(arguments: argparse.Namespace) -> int:
             times = other.seconds / slowest.seconds
             print(f"  {other.name:<22} {clock(other.seconds):>12}  {times:.2f} times as long  ({other.setting})")
     if arguments.timeline is not None:
-        if arguments.timeline.suffix == ".json":
-            write_trace(slowest.spans, arguments.timeline)
-        else:
-            from hpcgen.planner.pictures import draw_timeline
-
-            draw_timeline(slowest.spans, arguments.timeline)
+        write_timeline(slowest.spans, arguments.timeline)
         print(f"\n{arguments.timeline}")
     return 0
 

@@ -44,6 +44,19 @@ def instance_sizes(
     return sizes
 
 
+def completion_by_nodes(
+    costs: Costs, ranks_per_node: int, memory: Memory, workload: Workload, most: int = 16
+) -> dict[int, float]:
+    """Completion time of the workload on 1, 2, 4, ... nodes; without those that it does not fit."""
+    seconds = {}
+    nodes = 1
+    while nodes <= most:
+        with contextlib.suppress(PlanError):
+            seconds[nodes] = choose(costs, nodes * ranks_per_node, ranks_per_node, memory, workload).estimate.seconds
+        nodes *= 2
+    return seconds
+
+
 def least_ranks(costs: Costs, ranks_per_node: int, memory: Memory, workload: Workload, most: int = 4096) -> int | None:
     """The smallest power of two of ranks that can run it; None when not even `most` can."""
     ranks = 1

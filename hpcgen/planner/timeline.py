@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,17 @@ class Span:
     tokens: int = 0
 
 
-def write_trace(spans: Iterable[Span], file: Path) -> None:
+def write_timeline(spans: Sequence[Span], file: Path) -> None:
+    """A trace (.json) or a picture, by the suffix. Raises PlanError."""
+    if file.suffix == ".json":
+        write_trace(spans, file)
+        return
+    from hpcgen.planner.pictures import draw_timeline
+
+    draw_timeline(spans, file)
+
+
+def write_trace(spans: Sequence[Span], file: Path) -> None:
     """As a trace of the Trace Event Format (Google, 2016): complete events, in microseconds."""
     events = [
         {
@@ -38,7 +48,14 @@ def write_trace(spans: Iterable[Span], file: Path) -> None:
         }
         for span in spans
     ]
-    file.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+    names = [
+        {"name": "thread_name", "ph": "M", "pid": 0, "tid": rank, "args": {"name": f"rank {rank}"}}
+        for rank in sorted({span.rank for span in spans})
+    ]
+    try:
+        file.write_text(json.dumps({"traceEvents": names + events, "displayTimeUnit": "ms"}))
+    except OSError as error:
+        raise PlanError(f"{file} cannot be written: {error.strerror}") from None
 
 
 def read_trace(file: Path) -> list[Span]:
@@ -55,20 +72,30 @@ def read_trace(file: Path) -> list[Span]:
                 tokens=event["args"]["tokens"],
             )
             for event in events
+            if event["ph"] == "X"
         ]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise PlanError(f"{file} is not a timeline that hpcgen wrote: {error!r}") from None
 
 
-def spans_of_events(events: Iterable[dict[str, Any]], rank: int = 0) -> list[Span]:
-    """Spans of the events of a run directory (`report/events.py`): each summed-up run of steps is one."""
+def spans_of_events(events: Iterable[dict[str, Any]]) -> list[Span]:
+    """Spans of the events of a run directory (`report/events.py`): each summed-up run of steps is one on every rank.
+
+    Tokens are those of all ranks, divided evenly; how many sequences a rank had is as last recorded.
+    """
     spans: list[Span] = []
     origin: float | None = None
+    active = [0]
     for event in events:
         if origin is None:
             origin = event["time"]
-        if event.get("event") == "steps":
+        if event.get("event") == "opened":
+            active = [0] * event.get("ranks", 1)
+        elif event.get("event") == "load":
+            active = event["active"]
+        elif event.get("event") == "steps":
             end = event["time"] - origin
             begin = max(end - event["seconds"], 0.0)
-            spans.append(Span(rank, event["phase"], begin, end, 0, event["tokens"]))
+            tokens = event["tokens"] // len(active)
+            spans += [Span(rank, event["phase"], begin, end, count, tokens) for rank, count in enumerate(active)]
     return spans

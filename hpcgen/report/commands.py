@@ -17,6 +17,10 @@ def add_report_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentP
     )
     parser.add_argument("run_directory", type=Path, metavar="RUN_DIR")
     parser.add_argument("--output", type=Path, metavar="HTML", help="default: RUN_DIR/report.html")
+    parser.add_argument(
+        "--timeline", type=Path, metavar="FILE",
+        help="also what each rank did when: a trace for Perfetto (.json) or a picture (.png, .svg, .pdf)",
+    )  # fmt: skip
     parser.set_defaults(call=_report)
 
 
@@ -33,4 +37,13 @@ def _report(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise HpcgenError(f"cannot write {output}: {error.strerror}") from None
     print(output)
+    if arguments.timeline is not None:
+        from hpcgen.batch.run_directory import RunDirectory
+        from hpcgen.planner.timeline import spans_of_events, write_timeline
+        from hpcgen.report.events import read_events
+
+        write_timeline(
+            spans_of_events(read_events(RunDirectory(arguments.run_directory).events_path)), arguments.timeline
+        )
+        print(arguments.timeline)
     return 0

@@ -1,7 +1,18 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
-from hpcgen.planner.baselines import continuous, layerwise_offload, on_demand, tuned_continuous
+from hpcgen.planner.baselines import (
+    DEPLOYED,
+    EQUAL,
+    IDEAL,
+    Engine,
+    continuous,
+    layerwise_offload,
+    on_demand,
+    tuned_continuous,
+)
 from hpcgen.planner.errors import PlanError
 from hpcgen.planner.search import Memory, choose
 from hpcgen.planner.simulator import Simulation
@@ -34,6 +45,20 @@ def test_a_model_larger_than_the_devices_cannot_be_run_resident():
     costs, _ = machine(deepseek(), "h100x8")
     with pytest.raises(PlanError, match="does not fit 8 devices"):
         tuned_continuous(costs, Memory(70e9, 2e12), 8, long_tailed(10))
+
+
+def test_each_assumption_in_favour_of_an_engine_makes_it_faster():
+    costs, hardware = machine(deepseek(), "h20x16")
+    workload = long_tailed(400, prompt=1000, output=200)
+
+    def seconds(engine: Engine) -> float:
+        return continuous(costs, Memory.of(hardware), 16, workload, 1024, 8192, False, engine).seconds
+
+    equal = seconds(EQUAL)
+    assert seconds(dataclasses.replace(EQUAL, mixes=False)) > equal
+    assert seconds(dataclasses.replace(EQUAL, balances=True)) < equal
+    assert seconds(dataclasses.replace(EQUAL, hides_exchange=True)) < equal
+    assert seconds(IDEAL) < equal < seconds(DEPLOYED)
 
 
 @pytest.mark.parametrize("baseline", [layerwise_offload, on_demand])

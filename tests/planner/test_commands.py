@@ -65,9 +65,10 @@ def test_pictures_are_drawn(call, tmp_path, suffix):
     pytest.importorskip("matplotlib")
     timeline, roofline = tmp_path / f"timeline.{suffix}", tmp_path / f"roofline.{suffix}"
     call("simulate", "--sequences", "200", "--timeline", str(timeline))
-    call("plan", "--sequences", "200", "--picture", str(roofline))
-    assert timeline.stat().st_size > 5000
-    assert roofline.stat().st_size > 5000
+    layers, scaling = tmp_path / f"layers.{suffix}", tmp_path / f"scaling.{suffix}"
+    drawn = ("--roofline", str(roofline), "--layers", str(layers), "--scaling", str(scaling))
+    assert "nodes needed   1" in call("plan", "--sequences", "200", *drawn)
+    assert all(file.stat().st_size > 5000 for file in (timeline, roofline, layers, scaling))
 
 
 def test_durations_are_read():

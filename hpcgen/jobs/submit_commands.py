@@ -115,6 +115,7 @@ def _submit(arguments: argparse.Namespace) -> int:
     from hpcgen.jobs import preflight
     from hpcgen.jobs.job_options import load_cluster_file, merge_options
     from hpcgen.jobs.submission import batch_script, submit
+    from hpcgen.planner.defaults import predicted_by_data_sheet
 
     cluster = load_cluster_file(arguments.cluster) if arguments.cluster else {}
     options = merge_options(cluster.get("slurm", {}), _given(arguments) | {"instances": arguments.instances})
@@ -135,6 +136,11 @@ def _submit(arguments: argparse.Namespace) -> int:
     )
     preflight.check_job(options, script)
     _show(submit(options, run_directory, run_arguments))
+    if arguments.cluster:
+        ranks = options.nodes * options.ranks_per_node
+        said = predicted_by_data_sheet(arguments.model, source.requests, len(batch_input), arguments.cluster, ranks)
+        if said is not None:
+            print(f"planned        {said}")
     print(f"run directory  {run_directory}")
     print(f"watch it with  hpcgen status {run_directory}; hpcgen logs -f {run_directory}")
     return 0

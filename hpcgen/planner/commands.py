@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from hpcgen.planner.model_shape import ModelShape
 from hpcgen.planner.outcome import Failure, Outcome, Preemption
 from hpcgen.planner.profile_file import Profile
 from hpcgen.planner.saturation import completion_by_nodes, instance_sizes, least_ranks, saturated
-from hpcgen.planner.search import Choice, Memory, choose
+from hpcgen.planner.search import HOST_SHARE, Choice, Memory, choose
 from hpcgen.planner.simulator import Simulation
 from hpcgen.planner.timeline import write_timeline
 from hpcgen.planner.workload import Workload, draw, read_output_lengths, read_requests
@@ -200,8 +201,9 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         "--model", type=Path, required=True, metavar="DIR", help="model directory, or a config.json; no weights needed"
     )
     parser.add_argument(
-        "--cluster", required=True, metavar="NAME",
-        help="h20x16 (devices of configs/clusters), FILE.yaml:DEVICES, or a profile of this machine, FILE.json:RANKS",
+        "--cluster", metavar="NAME",
+        help="h20x16 (devices of configs/clusters), FILE.yaml:DEVICES, or a profile, FILE.json:RANKS (default: one "
+        "rank on this machine, by its profile or a quick measurement)",
     )  # fmt: skip
     parser.add_argument("--workload", type=Path, metavar="JSONL", help="requests: their lengths are planned for")
     parser.add_argument("--sequences", type=_positive, default=10_000, help="of a synthetic workload (default: 10000)")
@@ -215,6 +217,8 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 def _machine(arguments: argparse.Namespace) -> tuple[Costs, int, int, Memory]:
     shape = ModelShape.read(arguments.model)
+    if arguments.cluster is None:
+        return _this_machine(shape)
     file, _, ranks = arguments.cluster.partition(":")
     if file.endswith(".json"):
         measured = Profile.read(Path(file))
@@ -223,6 +227,24 @@ def _machine(arguments: argparse.Namespace) -> tuple[Costs, int, int, Memory]:
         return measured.costs(shape, per_node), count, per_node, measured.memory()
     hardware = load_cluster(arguments.cluster)
     return Costs.from_hardware(shape, hardware), hardware.devices, hardware.devices_per_node, Memory.of(hardware)
+
+
+def _this_machine(shape: ModelShape) -> tuple[Costs, int, int, Memory]:
+    import torch
+
+    from hpcgen.cluster.world import World
+    from hpcgen.engine.build import CUDA_SHARE
+    from hpcgen.memory.host_capacity import available_bytes
+    from hpcgen.model.weight_cache import cache_directory
+    from hpcgen.planner.machine import costs_here, machine_of
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = getattr(torch, shape.compute_dtype if shape.compute_dtype in ("float16", "float32") else "bfloat16")
+    costs, source = costs_here(cache_directory(), machine_of(World(), device), shape, device, dtype)
+    print(f"this machine: {source}")
+    on_device = torch.cuda.mem_get_info(device)[0] * CUDA_SHARE if device.type == "cuda" else None
+    costs = replace(costs, streamed=on_device is not None)
+    return costs, 1, 1, Memory(on_device, available_bytes() * HOST_SHARE)
 
 
 def _workload(arguments: argparse.Namespace) -> Workload:
@@ -275,6 +297,10 @@ def _describe(outcomes: list[Outcome], slowest: Outcome) -> str:
         ", ".join(f"{p}%: {clock(float(np.percentile(done, p)))}" for p in (50, 90, 99)) if len(done) else "none"
     )
     busy = slowest.busy / max(slowest.seconds, 1e-12)
+    by_phase = ", ".join(
+        f"{phase} {slowest.busy_in_phase.get(phase, 0.0) / max(seconds * len(busy), 1e-12):.1%}"
+        for phase, seconds in slowest.phase_seconds.items()
+    )
     return "\n".join(
         [
             f"completion     {clock(slowest.seconds)} ({phases})",
@@ -282,7 +308,8 @@ def _describe(outcomes: list[Outcome], slowest: Outcome) -> str:
             f"completed      {percentiles}",
             f"tokens         {sum(o.prefilled_tokens for o in outcomes):,} prefilled, "
             f"{sum(o.decoded_tokens for o in outcomes):,} decoded",
-            f"utilisation    mean {busy.mean():.1%}, least used rank {busy.min():.1%}, most used {busy.max():.1%}",
+            f"utilisation    mean {busy.mean():.1%} ({by_phase}), least used rank {busy.min():.1%}, "
+            f"most used {busy.max():.1%}",
             f"scheduling     {slowest.decisions:,} decisions, {slowest.migrations:,} migrations, "
             f"{slowest.discards:,} discards",
         ]

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from hpcgen.planner.completion import Estimate
 from hpcgen.planner.costs import Costs
+from hpcgen.planner.errors import PlanError
+from hpcgen.planner.explain import clock
+from hpcgen.planner.hardware import load_cluster
 from hpcgen.planner.model_shape import ModelShape
 from hpcgen.planner.search import Choice, Given, Memory, choose
-from hpcgen.planner.workload import Workload
+from hpcgen.planner.workload import Workload, read_requests
+
+SAMPLE = 2000
+"""Requests of a long file whose lengths stand for those of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +123,20 @@ def restored(content: dict[str, Any], situation: Situation) -> RunPlan | None:
         return RunPlan(**content["plan"]) if content["situation"] == asdict(situation) else None
     except (KeyError, TypeError):
         return None  # of another version
+
+
+def predicted_by_data_sheet(model: Path, requests: Path, count: int, cluster: str, ranks: int) -> str | None:
+    """When `count` requests would be done on so many devices of a cluster file, in words; None where nobody knows."""
+    try:
+        hardware = load_cluster(cluster).with_devices(ranks)
+        costs = Costs.from_hardware(ModelShape.read(model), hardware)
+        workload = read_requests(requests, sample=SAMPLE)
+        if count > SAMPLE:
+            workload = workload.sized(len(workload) * count // SAMPLE)
+        choice = choose(costs, ranks, hardware.devices_per_node, Memory.of(hardware), workload)
+    except PlanError:
+        return None
+    return f"at most {clock(choice.estimate.seconds)} on {ranks} {hardware.name}, by data sheet; the job plans anew"
 
 
 def shape_of_run(shape: ModelShape, dtype_bytes: float, dtype: str) -> ModelShape:

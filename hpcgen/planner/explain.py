@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from hpcgen.planner import work
 from hpcgen.planner.completion import estimate, seen_length
 from hpcgen.planner.configuration import PhaseConfiguration, device_bytes
 from hpcgen.planner.costs import Costs
 from hpcgen.planner.errors import PlanError
 from hpcgen.planner.search import Choice, Memory, choose
-from hpcgen.planner.sweep import Sweep, decode_sweep, prefill_sweep
+from hpcgen.planner.sweep import COMPUTE, Sweep, decode_sweep, prefill_sweep
 from hpcgen.planner.workload import Workload
 from hpcgen.sequence import PAGE_TOKENS
 
@@ -53,7 +54,10 @@ def report(costs: Costs, choice: Choice, memory: Memory, workload: Workload) -> 
             lines.append(f"device, {name:<7} {total / 1e9:,.1f} of {memory.device / 1e9:,.1f} GB: {uses or 'little'}")
     lines.append("")
     for name, sweep in sweeps(costs, choice, workload).items():
-        lines.append(f"{name:<8} {sweep.seconds * 1e3:,.2f} ms a sweep, limited by {sweep.limit()}; {_shares(sweep)}")
+        limit = sweep.limit()
+        if limit == COMPUTE:
+            limit += f" ({memory_bound(costs, choice, workload, name):.0%} of it waits for device memory)"
+        lines.append(f"{name:<8} {sweep.seconds * 1e3:,.2f} ms a sweep, limited by {limit}; {_shares(sweep)}")
     lines += ["", *gains(costs, choice, memory, workload)]
     return "\n".join(lines)
 
@@ -75,6 +79,24 @@ def sweeps(costs: Costs, choice: Choice, workload: Workload) -> dict[str, Sweep]
             batch * configuration.ranks,
         ),
     }
+
+
+def memory_bound(costs: Costs, choice: Choice, workload: Workload, phase: str) -> float:
+    """Share of the time in kernels of a layer that reading memory takes, not arithmetic."""
+    shape, ranks = costs.shape, choice.configuration.ranks
+    if phase == "prefill":
+        tokens = float(choice.configuration.prefill.expert_batch)
+        attention = work.prefill_attention(shape, tokens, seen_length(workload))
+        experts = work.routed_experts(shape, tokens)
+    else:
+        tokens = choice.estimate.active
+        attention = work.decode_attention(shape, tokens * workload.mean_context, tokens)
+        experts = work.routed_experts(shape, tokens * ranks, ranks)
+    roof = costs.prefill_attention if phase == "prefill" else costs.decode_attention
+    parts = [(costs.linear, work.projections(shape, tokens)), (roof, attention)]
+    parts.append((costs.experts, experts) if shape.experts else (costs.linear, work.dense_mlp(shape, tokens)))
+    waiting = sum(roof.seconds(part) for roof, part in parts if roof.waits_for_memory(part))
+    return waiting / sum(roof.seconds(part) for roof, part in parts)
 
 
 def gains(costs: Costs, choice: Choice, memory: Memory, workload: Workload) -> Iterable[str]:

@@ -40,6 +40,8 @@ class Outcome:
     phase_seconds: dict[str, float] = field(default_factory=dict)
     busy: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     """Seconds that each rank computed."""
+    busy_in_phase: dict[str, float] = field(default_factory=dict)
+    """The same by phase, of all ranks together."""
     prefilled_tokens: int = 0
     decoded_tokens: int = 0
     migrations: int = 0

@@ -35,6 +35,9 @@ class Roofline:
     flops_per_second: float
     bytes_per_second: float
 
+    def waits_for_memory(self, work: Work) -> bool:
+        return work.bytes / self.bytes_per_second > work.flops / self.flops_per_second
+
     def slower(self, times: float) -> Roofline:
         return Roofline(self.fixed * times, self.flops_per_second / times, self.bytes_per_second / times)
 

@@ -293,5 +293,6 @@ class Simulation:
         self, rank: int, what: str, begin: float, seconds: float, busy: float, active: int, tokens: int
     ) -> None:
         self.outcome.busy[rank] += busy
+        self.outcome.busy_in_phase[what] = self.outcome.busy_in_phase.get(what, 0.0) + busy
         if rank < self._spans_of and seconds and (active or tokens):
             self.outcome.spans.append(Span(rank, what, begin, begin + seconds, active, tokens))

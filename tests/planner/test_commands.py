@@ -18,8 +18,9 @@ def call(tmp_path, capsys):
     for add in (add_plan_parser, add_simulate_parser, add_profile_parser):
         add(commands)
 
-    def run(command: str, *options: str) -> str:
-        arguments = parser.parse_args([command, "--model", str(tmp_path), "--cluster", "h100x8", *options])
+    def run(command: str, *options: str, cluster: str | None = "h100x8") -> str:
+        place = ["--cluster", cluster] if cluster else []
+        arguments = parser.parse_args([command, "--model", str(tmp_path), *place, *options])
         assert arguments.call(arguments) == 0
         return capsys.readouterr().out
 
@@ -30,6 +31,12 @@ def test_plan_says_what_limits_and_what_more_would_bring(call):
     printed = call("plan", "--sequences", "2000")
     for expected in ("completion", "B_attn", "watermark", "critical path", "with 16 ranks", "limited by"):
         assert expected in printed
+
+
+def test_without_a_cluster_this_machine_is_planned_for(call, tmp_path, monkeypatch):
+    monkeypatch.setenv("HPCGEN_CACHE", str(tmp_path))
+    printed = call("plan", "--sequences", "50", "--output-tokens", "fixed:20", cluster=None)
+    assert "this machine: quick measurement" in printed and "used in place" in printed
 
 
 def test_plan_for_a_limit_names_the_most_sequences(call):

@@ -1,12 +1,13 @@
 import dataclasses
 import json
+from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcgen.planner.defaults import RunPlan, Situation, plan_run, restored, stored
+from hpcgen.planner.defaults import RunPlan, Situation, plan_run, predicted_by_data_sheet, restored, stored
 from hpcgen.planner.errors import PlanError
-from tests.planner.shapes import llama, long_tailed, machine
+from tests.planner.shapes import LLAMA, llama, long_tailed, machine
 
 CPU = Situation("/model", "AMD EPYC", 1, 1, 1, 4096, None)
 
@@ -51,6 +52,15 @@ def test_a_plan_holds_again_only_in_an_equal_situation():
     assert restored(content, dataclasses.replace(CPU, ranks=2)) is None
     assert restored(content, dataclasses.replace(CPU, expert_batch=64)) is None
     assert restored({"plan": {"of": "another version"}, "situation": dataclasses.asdict(CPU)}, CPU) is None
+
+
+def test_a_submission_is_predicted_by_data_sheet(tmp_path: Path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    file = tmp_path / "in.jsonl"
+    file.write_text("\n".join(json.dumps({"body": {"prompt": "x" * 400, "max_tokens": 50}}) for _ in range(30)))
+    said = predicted_by_data_sheet(tmp_path, file, 30, "h100", 8)
+    assert said is not None and "on 8 H100" in said
+    assert predicted_by_data_sheet(tmp_path, file, 30, "nowhere", 8) is None
 
 
 def test_ranks_partition_only_where_the_last_sequence_gains_by_it():

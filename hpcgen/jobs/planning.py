@@ -76,7 +76,10 @@ def follow_plan(prepared: Prepared, found: RunPlan | None) -> Prepared:
         watermark=found.watermark,
         refill_below=found.refill_below,
     )
-    return replace(prepared, options=options, ranks=replace(prepared.ranks, partition_below=found.partition_below))
+    ranks = replace(
+        prepared.ranks, partition_below=found.partition_below, migrate=prepared.ranks.migrate and found.migrate
+    )
+    return replace(prepared, options=options, ranks=ranks)
 
 
 def _situation(world: World, options: InstanceOptions, prepared: Prepared) -> Situation:

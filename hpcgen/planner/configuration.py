@@ -41,6 +41,8 @@ class Configuration:
     watermark: float = 0.9
     refill_below: float = 0.5
     partition_below: int = 0
+    migrate: bool = True
+    """Whether KV is had sooner from another node than by computing it again."""
     in_place: bool = False
     """The host store is the device: no copies, no limit but that of the host."""
 
@@ -61,7 +63,7 @@ class Configuration:
             watermark=self.watermark,
             refill_below=self.refill_below,
             partition_below=self.partition_below,
-            migrate=self.nodes > 1,
+            migrate=self.migrate and self.nodes > 1,
         )
 
 

@@ -63,6 +63,8 @@ class RunPlan:
     watermark: float
     refill_below: float
     partition_below: int
+    migrate: bool
+    """Whether a sequence's KV is pulled from another node; else it stays where it was computed."""
     seconds: float
     """Batch completion, loading excluded, where every output is as long as it may be."""
     prefill_seconds: float
@@ -88,6 +90,7 @@ class RunPlan:
             watermark=configuration.watermark,
             refill_below=configuration.refill_below,
             partition_below=configuration.partition_below,
+            migrate=configuration.migrate,
             **_foreseen(found),
         )
 

@@ -15,7 +15,7 @@ from hpcgen.planner.configuration import (
     layer_bytes,
 )
 from hpcgen.planner.costs import Costs
-from hpcgen.planner.decisions import refill_share
+from hpcgen.planner.decisions import Source, cheapest_source, refill_share
 from hpcgen.planner.errors import PlanError
 from hpcgen.planner.hardware import Hardware
 from hpcgen.planner.sweep import decode_sweep, prefill_sweep
@@ -102,6 +102,7 @@ def choose(
             partition_below=_partition_below(costs, decode, ranks, context)
             if given.partition_below is None
             else given.partition_below,
+            migrate=cheapest_source(costs, max(int(context), 1), True, False) is Source.MIGRATE,
             in_place=memory.device is None,
         )
         found = estimate(costs, configuration, workload)

@@ -63,6 +63,14 @@ def test_a_submission_is_predicted_by_data_sheet(tmp_path: Path):
     assert predicted_by_data_sheet(tmp_path, file, 30, "nowhere", 8) is None
 
 
+def test_nodes_migrate_unless_computing_again_is_sooner():
+    costs, _ = machine(llama(), "h100x16")
+    situation = dataclasses.replace(CPU, ranks=16, nodes=2, device_memory=70_000_000_000)
+    assert plan_run(costs, situation, 1e12, long_tailed(500)).migrate
+    slow = dataclasses.replace(costs, remote=dataclasses.replace(costs.remote, bandwidth=1e6))
+    assert not plan_run(slow, situation, 1e12, long_tailed(500)).migrate
+
+
 def test_ranks_partition_only_where_the_last_sequence_gains_by_it():
     costs, _ = machine(llama(), "h100x8")
     situation = dataclasses.replace(CPU, ranks=8, device_memory=70_000_000_000)

@@ -22,11 +22,16 @@ from hpcgen.planner.workload import Workload
 COLOURS = {
     "prefill": "#4477aa",
     "decode": "#ee6677",
-    COMPUTE: "#4477aa",
-    FETCH: "#ccbb44",
-    WRITE: "#228833",
-    NETWORK: "#aa3377",
+    "attention": "#4477aa",
+    "experts": "#66ccee",
+    "dense MLP": "#66ccee",
+    "dispatch": "#aa3377",
+    "combine": "#ee6677",
+    "fetch": "#ccbb44",
+    "KV restore": "#bbbbbb",
+    "KV write": "#228833",
 }
+"""Of phases, and of kinds of work (Paul Tol's bright scheme, which the colour-blind can tell apart)."""
 
 
 def draw_timeline(spans: Sequence[Span], file: Path) -> None:
@@ -60,14 +65,12 @@ def draw_roofline(costs: Costs, choice: Choice, workload: Workload, file: Path) 
     figure, axes = _figure(4.5, 3.4)
     intensity = np.geomspace(0.5, 1e5, 200)
     roofs: dict[str, Roofline] = {"dense": costs.linear, "experts": costs.experts, "attention": costs.decode_attention}
-    for (name, roof), style in zip(roofs.items(), ("-", "--", ":"), strict=True):
-        axes.plot(
-            intensity,
-            np.minimum(roof.flops_per_second, intensity * roof.bytes_per_second),
-            style,
-            color="k",
-            label=name,
-        )
+    together: dict[tuple[float, float], list[str]] = {}
+    for name, roof in roofs.items():
+        together.setdefault((roof.flops_per_second, roof.bytes_per_second), []).append(name)
+    for ((flops, nbytes), names), style in zip(together.items(), ("-", "--", ":"), strict=False):
+        heights = np.minimum(flops, intensity * nbytes)
+        axes.plot(intensity, heights, style, color="k", label=f"roof: {', '.join(names)}")
     shape, found, configuration = costs.shape, choice.estimate, choice.configuration
     tokens = configuration.prefill.expert_batch
     batch = found.active
@@ -85,36 +88,50 @@ def draw_roofline(costs: Costs, choice: Choice, workload: Workload, file: Path) 
         points["experts, decode"] = (work.routed_experts(shape, batch * ranks, ranks), costs.experts)
     for index, (name, (done, roof)) in enumerate(points.items()):
         if done.bytes and done.flops:
-            axes.plot(done.flops / done.bytes, done.flops / roof.seconds(done), "os^Dv"[index % 5], label=name)
+            at = (done.flops / done.bytes, done.flops / roof.seconds(done))
+            axes.plot(*at, "os^Dv"[index % 5], markeredgecolor="white", label=name)
     axes.set(xscale="log", yscale="log", xlabel="operations per byte", ylabel="operations per second")
-    axes.legend(fontsize=6, frameon=False)
+    axes.grid(True, which="major", linewidth=0.3)
+    axes.legend(fontsize=7, frameon=False, loc="lower right")
     _save(figure, file)
 
 
 def draw_completion(nodes: Sequence[int], seconds: dict[str, Sequence[float]], file: Path) -> None:
     """Batch completion time against the number of nodes, a line for each of `seconds`."""
     figure, axes = _figure(4.0, 3.0)
+    from matplotlib import ticker
+
     for (name, values), marker in zip(seconds.items(), "os^Dv*", strict=False):
-        axes.plot(nodes, values, marker=marker, label=name)
+        (line,) = axes.plot(nodes, values, marker=marker, label=name)
+        perfect = [values[0] * nodes[0] / count for count in nodes]
+        axes.plot(nodes, perfect, ":", linewidth=0.8, color=line.get_color())
+    axes.plot([], [], "k:", linewidth=0.8, label="perfect scaling")
     axes.set(xscale="log", yscale="log", xlabel="nodes", ylabel="batch completion time, s", xticks=list(nodes))
     axes.set_xticklabels([str(count) for count in nodes])
-    axes.minorticks_off()
-    axes.legend(frameon=False)
+    axes.xaxis.set_minor_locator(ticker.NullLocator())
+    axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:,.0f}"))
+    axes.yaxis.set_minor_formatter(ticker.NullFormatter())
+    axes.grid(True, axis="y", linewidth=0.3)
+    axes.legend(fontsize=8, frameon=False)
     _save(figure, file)
 
 
 def draw_layers(costs: Costs, choice: Choice, workload: Workload, file: Path, layers: int = 3) -> None:
     """What each resource does in some layers amid a sweep, in both phases; the critical path is outlined."""
     both = sweeps(costs, choice, workload)
-    figure, parts = _figure(7.0, 3.6, rows=2)
+    figure, parts = _figure(7.0, 3.8, rows=2)
+    kinds: dict[str, Any] = {}
     for axes, (phase, sweep) in zip(parts, both.items(), strict=True):
-        _draw_sweep(axes, sweep, costs.shape.layers // 2, layers)
+        kinds |= _draw_sweep(axes, sweep, costs.shape.layers // 2, layers)
         axes.set_title(phase, loc="left", fontsize=8)
-    parts[-1].set_xlabel("time, ms")
+    parts[-1].set_xlabel("time, ms; outlined: the critical path")
+    figure.legend(kinds.values(), kinds, loc="outside upper center", ncols=len(kinds), fontsize=7, frameon=False)
     _save(figure, file)
 
 
-def _draw_sweep(axes: Any, sweep: Sweep, first: int, layers: int) -> None:
+def _draw_sweep(axes: Any, sweep: Sweep, first: int, layers: int) -> dict[str, Any]:
+    """Gives a bar of each kind of work, for a legend."""
     resources = [resource for resource in (FETCH, COMPUTE, NETWORK, WRITE) if resource in sweep.busy()]
     critical = set(sweep.schedule.critical)
     chosen = [
@@ -122,17 +139,26 @@ def _draw_sweep(axes: Any, sweep: Sweep, first: int, layers: int) -> None:
         for index, node in enumerate(sweep.graph.nodes)
         if node.seconds and " of layer " in node.name and first <= int(node.name.rsplit(" ", 1)[1]) < first + layers
     ]
-    origin = min((sweep.schedule.start[index] for index, _ in chosen), default=0.0)
-    for index, node in chosen:
-        axes.barh(
+    # Copies of these layers may be made long before: the picture is of the time in which they are computed.
+    computed = [index for index, node in chosen if node.resource == COMPUTE]
+    origin, end = sweep.schedule.start[computed[0]], max(sweep.schedule.end[index] for index in computed)
+    kinds = {}
+    for index, node in enumerate(sweep.graph.nodes):
+        start, stop = max(sweep.schedule.start[index], origin), min(sweep.schedule.end[index], end)
+        kind = node.name.split(" of ")[0]
+        if stop <= start or kind not in COLOURS:
+            continue
+        kinds[kind] = axes.barh(
             resources.index(node.resource),
-            node.seconds * 1e3,
-            left=(sweep.schedule.start[index] - origin) * 1e3,
-            color=COLOURS[node.resource],
+            (stop - start) * 1e3,
+            left=(start - origin) * 1e3,
+            color=COLOURS[kind],
             edgecolor="k" if index in critical else "white",
             linewidth=0.8 if index in critical else 0.2,
         )
+    axes.set_xlim(0, (end - origin) * 1e3)
     axes.set_yticks(range(len(resources)), resources)
+    return kinds
 
 
 def _figure(width: float, height: float, rows: int = 1) -> tuple[Any, Any]:

@@ -144,12 +144,8 @@ def sensitivity(model: str, cluster: str, load: Workload) -> None:
         print(f"| {model}, {cluster} | {name} | {seconds:,.0f} | {theirs} | {times(other, seconds)} |", flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--sequences", type=int, default=8000)
-    parser.add_argument("--model", help="not used: the models are in configs/published")
-    args = parser.parse_args()
-    load = workload(args.sequences)
+def systems(load: Workload) -> None:
+    """Whole batches."""
     print("Times that another system takes over ours (batch completion), simulated; above 1 ours is faster.\n")
     columns = "continuous: ideal | equal | deployed | layer-wise offloading | on-demand fetching"
     print(f"| model | devices | published | {columns} | our batch |")
@@ -168,12 +164,18 @@ def main() -> None:
         columns = " | ".join(times(other, ours) for other in others)
         print(f"| {model} | {cluster} | {published} | {columns} | {choice.estimate.active * ranks:,.0f} |", flush=True)
 
+
+def sensitivities(load: Workload) -> None:
+    """What decides."""
     print("\nOne assumption at a time, against an engine tuned under the same assumptions as ours:\n")
     print("| model and devices | assumption | ours, s | the engine, s | times as long |")
     print("|---|---|---|---|---|")
     sensitivity("deepseek_r1", "h20x16", load)
     sensitivity("deepseek_r1", "h200x8", load)
 
+
+def limits(load: Workload) -> None:
+    """Batches that are done in time."""
     print("\nSequences that finish within a limit, ours over continuous batching (published: 1.25 to 1.57 within 30 "
           "minutes, 1.66 to 1.75 within 60):\n")  # fmt: skip
     print("| model | devices | limit | ours | equal | deployed | ours over equal | ours over deployed |")
@@ -184,6 +186,9 @@ def main() -> None:
             print(f"| {model} | {cluster} | {minutes} min | {ours:,} | {equal:,} | {deployed:,} | {ours / equal:.2f} "
                   f"| {ours / deployed:.2f} |", flush=True)  # fmt: skip
 
+
+def constrained(load: Workload) -> None:
+    """A device that is too small."""
     print("\nConstrained hardware (published: up to 9.6 times over offloading systems): Qwen3-30B-A3B in bf16 on one "
           "A100, 512 GB of host memory\n")  # fmt: skip
     print("| device memory | layer-wise offloading | on-demand fetching | our batch |")
@@ -197,9 +202,12 @@ def main() -> None:
         offload, demand = attempt(layerwise_offload, costs, memory, 1, load), attempt(on_demand, costs, memory, 1, load)
         print(f"| {gigabytes} GB | {times(offload, ours)} | {times(demand, ours)} | {choice.estimate.active:,.0f} |")
 
+
+def large(load: Workload) -> None:
+    """128 devices."""
     print("\n128 devices (published: 2.3 times): DeepSeek-R1, 128 H20, the batch eight times as large\n")
-    large = load.sized(8 * args.sequences)
-    eighth = load.sized(args.sequences, seed=1)
+    large = load.sized(8 * len(load))
+    eighth = load.sized(len(load), seed=1)
     costs, _, per_node, memory = settings("deepseek_r1", "h20x128")
     engines = [
         ("eight engines of 16, equal", attempt(tuned_continuous, costs, memory, 16, eighth)),
@@ -213,6 +221,19 @@ def main() -> None:
         ours = simulated(costs, ranks, per_node, memory, part)
         columns = " | ".join(times(other, ours) for _, other in engines)
         print(f"| {128 // ranks} instances of {ranks} | {ours:,.0f} | {columns} |", flush=True)
+
+
+PARTS = {part.__name__: part for part in (systems, sensitivities, limits, constrained, large)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--sequences", type=int, default=4000)
+    parser.add_argument("--parts", nargs="*", choices=list(PARTS), default=list(PARTS))
+    args = parser.parse_args()
+    load = workload(args.sequences)
+    for part in args.parts:
+        PARTS[part](load)
 
 
 if __name__ == "__main__":

@@ -107,24 +107,34 @@ def _growth(grouped: dict) -> str:
 
 
 def _draw(grouped: dict, file: Path) -> None:
-    """Output tokens a second against the requests of W1, a panel for each model."""
+    """Output tokens a second against the requests of W1, a panel for each model; and growth with the input."""
     models = sorted({model for model, work, _ in grouped if work == "W1"})
-    if not models:
+    growth = sorted((count, by["hpcgen"][0]["seconds"]) for (_, work, count), by in grouped.items() if work == "short")
+    panels = len(models) + bool(growth)
+    if not panels:
         return
-    figure = Figure(figsize=(3.6 * len(models), 3.0), layout="constrained")
-    for axes, model in zip(figure.subplots(1, len(models), squeeze=False)[0], models, strict=True):
-        curves: dict[str, list[tuple[int, float]]] = defaultdict(list)
-        for (name, work, count), by_engine in sorted(grouped.items()):
-            if name == model and work == "W1":
-                for engine, runs in by_engine.items():
-                    seconds = median(run["seconds"] for run in runs)
-                    curves[engine].append((count, runs[0]["output_tokens"] / seconds))
-        for engine, points in sorted(curves.items()):
-            axes.plot(*zip(*points, strict=True), marker="o", markersize=4, color=COLOURS.get(engine), label=engine)
-        axes.set(title=model, xlabel="requests of W1", xscale="log", ylim=(0, None))
-        counts = sorted({count for points in curves.values() for count, _ in points})
-        axes.set_xticks(counts, list(map(str, counts)))
-        axes.minorticks_off()
-        axes.legend(frameon=False)
-    figure.axes[0].set_ylabel("output tokens/s")
+    figure = Figure(figsize=(3.6 * panels, 3.0), layout="constrained")
+    all_axes = figure.subplots(1, panels, squeeze=False)[0]
+    for axes, model in zip(all_axes, models, strict=False):
+        _draw_throughput(axes, model, grouped)
+    if growth:
+        axes = all_axes[-1]
+        axes.plot(*zip(*growth, strict=True), marker="o", markersize=4, color=COLOURS["hpcgen"])
+        axes.set(title="growth", xlabel="short requests", ylabel="seconds", xscale="log", yscale="log")
     figure.savefig(file, metadata={"Date": None})
+
+
+def _draw_throughput(axes: Any, model: str, grouped: dict) -> None:
+    curves: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    for (name, work, count), by_engine in sorted(grouped.items()):
+        if name == model and work == "W1":
+            for engine, runs in by_engine.items():
+                seconds = median(run["seconds"] for run in runs)
+                curves[engine].append((count, runs[0]["output_tokens"] / seconds))
+    for engine, points in sorted(curves.items()):
+        axes.plot(*zip(*points, strict=True), marker="o", markersize=4, color=COLOURS.get(engine), label=engine)
+    axes.set(title=model, xlabel="requests of W1", ylabel="output tokens/s", xscale="log", ylim=(0, None))
+    counts = sorted({count for points in curves.values() for count, _ in points})
+    axes.set_xticks(counts, list(map(str, counts)))
+    axes.minorticks_off()
+    axes.legend(frameon=False)

@@ -137,6 +137,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--output", type=Path, default=HERE.parent / "peers")
     arguments = parser.parse_args()
+    command = "python results/bench/compare.py " + " ".join(sys.argv[1:])
     with tempfile.TemporaryDirectory() as scratch:
         sitting = Sitting(arguments, Path(scratch))
         for model, directory in arguments.model:
@@ -146,8 +147,7 @@ def main() -> None:
             sitting.run_ours(model, directory)
             if model == arguments.growth:
                 sitting.run_growth(model, directory)
-    command = "python results/bench/compare.py " + " ".join(sys.argv[1:])
-    write_report(sitting.results, command, arguments.output)
+            write_report(sitting.results, command, arguments.output)
 
 
 if __name__ == "__main__":

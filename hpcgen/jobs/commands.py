@@ -117,7 +117,14 @@ def _cancel(arguments: argparse.Namespace) -> int:
 
 
 def _show_checkpoint(arguments: argparse.Namespace) -> int:
+    from hpcgen.batch.run_directory import RunDirectory
+    from hpcgen.checkpoint.manifest import epochs
     from hpcgen.checkpoint.show import show
 
-    print(show(arguments.path))
+    shared = [part for part in RunDirectory(arguments.path).parts() if part.instance is not None]
+    if not shared:
+        print(show(arguments.path))
+    for part in shared:
+        if epochs(part.checkpoints):
+            print(f"instance {part.instance}\n{show(part.own)}")
     return 0

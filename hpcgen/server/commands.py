@@ -153,6 +153,8 @@ def _serve_slurm(arguments: argparse.Namespace, options: "ServeOptions") -> None
     from hpcgen.server.serve import serve_slurm
 
     job = merge_options(load_cluster_file(arguments.slurm).get("slurm", {}), {})
+    if job.instances is not None:
+        raise ServerError(f"{arguments.slurm}: a batch of the server is one instance; leave `instances` out")
     serve_slurm(options, job, _words(arguments), arguments.slurm_poll, _say)
 
 

@@ -20,7 +20,8 @@ command=("$python" -m hpcgen.cli run "$@")
 if [ -n "${HPCGEN_CONTAINER:-}" ]; then command=("$launch/apptainer.sh" "$HPCGEN_CONTAINER" "${command[@]}"); fi
 
 # The shell outlives the stop signals, so that it can requeue the job.
-trap : TERM USR2 CONT
+trap stopped=--stopped TERM USR2
+trap : CONT
 "$launch/srun.sh" "${command[@]}"
-"$python" -m hpcgen.jobs.requeue "$?" "$run_directory" --max-requeues "${HPCGEN_MAX_REQUEUES:-1000}"
+"$python" -m hpcgen.jobs.requeue "$?" "$run_directory" --max-requeues "${HPCGEN_MAX_REQUEUES:-1000}" ${stopped:-}
 exit "$?"

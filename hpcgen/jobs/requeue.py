@@ -1,6 +1,8 @@
 """The end of a batch script: puts the job back in the queue where its run stopped but is not done.
 
-    status=$?; python -m hpcgen.jobs.requeue $status RUN_DIR --max-requeues N; exit $?
+    trap stopped=--stopped TERM USR2
+    ...
+    python -m hpcgen.jobs.requeue $? RUN_DIR --max-requeues N $stopped; exit $?
 
 The script does this, not the program: then also a run is requeued that was hit by the signal before Python could
 handle it. What Slurm requeues by itself (preemption that kills, node failure) does not come here.
@@ -22,7 +24,9 @@ _STOPPED = {0, INTERRUPTED, *(128 + number for number in STOP_SIGNALS)}
 success marker is a launcher's that lost its ranks: srun and mpirun do that."""
 
 
-def decide(status: int, complete: bool, restarts: int, max_requeues: int, state: str) -> tuple[bool, str]:
+def decide(
+    status: int, complete: bool, restarts: int, max_requeues: int, state: str, stopped: bool = False
+) -> tuple[bool, str]:
     """Whether to requeue, and a line that says why, or why not.
 
     Args:
@@ -30,10 +34,11 @@ def decide(status: int, complete: bool, restarts: int, max_requeues: int, state:
         complete: whether the run has its success marker.
         restarts: how often the job has been requeued so far, by anyone.
         state: of the job, as Slurm has it.
+        stopped: whether the batch shell got a stop signal too; srun kills ranks that it has not quite started then.
     """
     if complete:
         return False, "the run is complete"
-    if status not in _STOPPED:
+    if status not in _STOPPED and not stopped:
         return False, f"the run ended with exit status {status}, which no requeue mends"
     if state not in slurm.RUNNING_STATES:
         return False, f"the job is {state.lower()}"
@@ -48,6 +53,7 @@ def main(argv: list[str] | None = None, environment: Mapping[str, str] = os.envi
     parser.add_argument("status", type=int)
     parser.add_argument("run_directory", type=Path)
     parser.add_argument("--max-requeues", type=int, default=DEFAULT_MAX_REQUEUES)
+    parser.add_argument("--stopped", action="store_true")
     arguments = parser.parse_args(argv)
     # The requeue ends this very job: the message must be out before, and the script's own end is of no matter then.
     for number in (*STOP_SIGNALS, signal.SIGCONT):
@@ -63,7 +69,7 @@ def main(argv: list[str] | None = None, environment: Mapping[str, str] = os.envi
         found = slurm.jobs(own)
         state = found[0].state if found else "UNKNOWN"
         restarts = int(environment.get("SLURM_RESTART_COUNT", 0))
-        again, reason = decide(arguments.status, complete, restarts, arguments.max_requeues, state)
+        again, reason = decide(arguments.status, complete, restarts, arguments.max_requeues, state, arguments.stopped)
         print(f"hpcgen: {reason}", flush=True)
         if again:
             slurm.requeue(own)

@@ -62,13 +62,18 @@ class PreemptionSignals:
 
     def restore(self) -> None:
         """Handles them as before `install`."""
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         self._previous = {}
 
     def check(self) -> None:
-        """For long work that can simply be done again, such as start-up. Raises Interrupted if a stop was requested."""
+        """Where nothing is lost by leaving. Raises Interrupted if a stop was requested.
+
+        Further signals are held back from then on: one that came while Python ends would change the exit status.
+        """
         if self.requested:
+            signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
             raise Interrupted(f"stopped by {self.name}; the same command continues")
 
     def deadline(self, grace: float | None = None) -> float:

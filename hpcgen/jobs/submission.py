@@ -116,8 +116,9 @@ def _executor(options: SlurmOptions, run_directory: Path) -> submitit.SlurmExecu
     # submitit counts any stop in the last minutes of a job as a time-out and gives up after a few of them. Here the end
     # of the batch script decides what is done again, so that count must never do.
     executor = _Executor(jobs_directory(run_directory), max_num_timeout=10**6)
-    requeue = [sys.executable, "-m", "hpcgen.jobs.requeue", "$status", str(run_directory)]
-    requeue += ["--max-requeues", str(options.max_requeues)]
+    requeue = [sys.executable, "-m", "hpcgen.jobs.requeue"]
+    arguments = [str(run_directory), "--max-requeues", str(options.max_requeues)]
+    end = f"{shlex.join(requeue)} $? {shlex.join(arguments)} $stopped"
     parameters: dict[str, Any] = {
         "job_name": options.job_name,
         "nodes": options.nodes,
@@ -131,9 +132,10 @@ def _executor(options: SlurmOptions, run_directory: Path) -> submitit.SlurmExecu
         "time": minutes(options.time),
         "signal_delay_s": options.signal_seconds,
         # The shell outlives the stop signals, so that it can requeue the job.
-        "setup": ["trap : TERM USR2 CONT", *options.setup],
-        "teardown": ["status=$?", shlex.join(requeue).replace("'$status'", "$status"), "exit $?"],
-        "srun_args": options.srun,
+        "setup": ["trap stopped=--stopped TERM USR2", "trap : CONT", *options.setup],
+        "teardown": [end, "exit $?"],
+        # Else ranks would wait for one that was killed until the time limit.
+        "srun_args": ["--kill-on-bad-exit=1", *options.srun],
         "stderr_to_stdout": True,
         "array_parallelism": options.instances or 1,
     }

@@ -19,6 +19,11 @@ def test_a_run_that_ended_by_itself_does_not(status):
     assert str(status) in reason
 
 
+def test_ranks_that_srun_killed_because_of_a_stop_signal_go_back_too():
+    assert requeue.decide(137, False, 0, 10, "RUNNING", stopped=True)[0]
+    assert not requeue.decide(137, False, 0, 10, "CANCELLED", stopped=True)[0]
+
+
 def test_a_complete_run_does_not_whatever_its_status():
     assert not requeue.decide(INTERRUPTED, True, 0, 10, "RUNNING")[0]
 

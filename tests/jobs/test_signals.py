@@ -93,3 +93,19 @@ def test_the_current_signals_are_there_before_anything_slow_is_imported():
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_signal_that_comes_while_python_ends_does_not_change_the_exit_status():
+    program = """
+import os, signal, sys
+from hpcgen.jobs.signals import Interrupted, current
+current()
+os.kill(os.getpid(), signal.SIGUSR2)
+try:
+    current().check()
+except Interrupted as error:
+    signal.signal(signal.SIGUSR2, signal.SIG_DFL)  # as the interpreter does
+    os.kill(os.getpid(), signal.SIGUSR2)
+    sys.exit(error.exit_code)
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == INTERRUPTED

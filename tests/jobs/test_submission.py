@@ -65,16 +65,24 @@ def test_the_stop_signal_comes_before_the_limit_and_the_shell_outlives_it(tmp_pa
     text = script(tmp_path, time="30", signal_seconds=300)
     assert "#SBATCH --signal=USR2@300\n" in text
     lines = text.splitlines()
-    assert lines.index("trap : TERM USR2 CONT") < next(i for i, x in enumerate(lines) if x.startswith("srun"))
+    assert lines.index("trap stopped=--stopped TERM USR2") < next(
+        i for i, x in enumerate(lines) if x.startswith("srun")
+    )
 
 
 def test_after_the_ranks_the_script_requeues_and_ends_with_their_status(tmp_path):
     lines = [line for line in script(tmp_path, max_requeues=7).splitlines() if line]
     run = next(i for i, line in enumerate(lines) if line.startswith("srun"))
     after = [line for line in lines[run + 1 :] if not line.startswith("#")]
-    assert after[0] == "status=$?"
-    assert f"-m hpcgen.jobs.requeue $status {tmp_path}/run --max-requeues 7" in after[1]
-    assert after[2] == "exit $?"
+    assert f"-m hpcgen.jobs.requeue $? {tmp_path}/run --max-requeues 7 $stopped" in after[0]
+    assert after[1] == "exit $?"
+
+
+def test_a_rank_that_dies_ends_the_job_unless_the_user_wants_otherwise(tmp_path):
+    line = next(
+        line for line in script(tmp_path, srun=["--kill-on-bad-exit=0"]).splitlines() if line.startswith("srun")
+    )
+    assert line.index("--kill-on-bad-exit=1") < line.index("--kill-on-bad-exit=0")
 
 
 def test_instances_are_an_array(tmp_path):

@@ -193,7 +193,7 @@ class _Batch:
         self._done_tokens = 0
         self._seen = (0, 0.0)
         self._next_load = 0.0
-        self._ended = False
+        self._ended = self._waits = False
         self.activity = Activity()
 
     def run(self, prepared: Prepared, events: EventLog, plan: RunPlan | None) -> None:
@@ -301,6 +301,12 @@ class _Batch:
 
     def _idle(self, engine: Engine | Coordinator) -> None:
         """Other instances work on what is left, and one of them may die."""
+        if not self._waits:
+            self._waits = True
+            self._say(
+                "nothing is free: waiting for what other instances have leased; what one does not finish can be taken "
+                f"over {self._options.lease_expiry:.0f} s after its last sign of life"
+            )
         with self._watchdog.waiting("sub-batches of other instances"):
             time.sleep(IDLE_SECONDS)
         if isinstance(engine, Coordinator):

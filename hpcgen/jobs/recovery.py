@@ -5,7 +5,7 @@ manifest when all nodes have done their part.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -118,6 +118,32 @@ class Recovery:
                 f"restored {len(waiting):,} sequences from checkpoint {checkpoint.epoch}, KV of {loaded:,} of "
                 f"{sum(s.prefill_target for s in waiting):,} tokens"
             )
+        return {s.request for s in unfinished}
+
+    def inherit(self, engine: RunningEngine, results: Results, directory: Path, requests: Set[int]) -> set[int]:
+        """Gives the engine what another instance, now dead, has of these requests in its newest checkpoint.
+
+        Tokens alone: the host store is at work, and the KV is recomputed at prefill speed.
+
+        Args:
+            directory: of that instance's checkpoints.
+
+        Returns:
+            Requests that must not come from the input.
+        """
+        checkpoint = CheckpointReader(directory, self._warn).latest()
+        if checkpoint is None:
+            return set()
+        unfinished = [s for s in checkpoint.sequences if s.request in requests and results.is_wanted(s.request)]
+        for sequence in unfinished:
+            sequence.kv_length, sequence.pages = 0, []
+            if sequence.status is Status.FINISHED:
+                results.finish(sequence)
+            else:
+                sequence.status = Status.WAITING
+                engine.add(sequence)
+        tokens = sum(len(s.output) for s in unfinished)
+        self._events.write("inherited", epoch=checkpoint.epoch, sequences=len(unfinished), tokens=tokens)
         return {s.request for s in unfinished}
 
     def save_if_due(self, engine: RunningEngine, results: Results) -> None:

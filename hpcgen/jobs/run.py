@@ -257,7 +257,7 @@ class _Batch:
             while engine.backlog < self._wave and self._share.wants_more(engine.pending, self._batch):
                 # With few sequences in hand, a full wave is worth a wait for the tokenizer.
                 with self._watchdog.waiting("requests that the tokenizer works on"):
-                    item = self._take(intake, engine.pending < self._wave // 2)
+                    item = self._take(intake, engine)
                 if item is None:
                     break
                 if item.error is not None:
@@ -277,11 +277,13 @@ class _Batch:
             for sequence in engine.step():
                 self._finish(sequence)
 
-    def _take(self, intake: Intake, block: bool) -> IntakeItem | None:
+    def _take(self, intake: Intake, engine: Engine | Coordinator) -> IntakeItem | None:
         while True:
             self._share.supply(intake)
+            for checkpoints, requests in self._share.inherited():
+                self._taken |= self._recovery.inherit(engine, self._results, checkpoints, set(requests) - self._taken)
             try:
-                item = intake.take(block)
+                item = intake.take(engine.pending < self._wave // 2)
             except IntakeError:
                 # What killed the worker may have been a signal to the whole job: then it is a stop and no failure.
                 signals.current().check()

@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 from hpcgen.batch.intake import Intake
@@ -54,6 +55,9 @@ class Share(Protocol):
     def lost(self) -> list[range]:
         """Requests that are other instances' from now on. Cheap."""
 
+    def inherited(self) -> list[tuple[Path, range]]:
+        """Checkpoints of dead instances, and the requests that were taken over from them since the last call. Cheap."""
+
     @property
     def elsewhere(self) -> int:
         """Requests that other instances have finished, as far as is known. Cheap."""
@@ -101,6 +105,9 @@ class WholeInput:
     def lost(self) -> list[range]:
         return []
 
+    def inherited(self) -> list[tuple[Path, range]]:
+        return []
+
     def leave(self) -> None:
         pass
 
@@ -128,6 +135,7 @@ class LeasedShare:
         self._unread = deque(sorted(self._held))
         self._next_try = self._next_look = 0.0
         self._elsewhere = 0
+        self._inherited: list[tuple[Path, range]] = []
 
     def owns(self, request: int) -> bool:
         return request // self._size in self._held
@@ -184,6 +192,10 @@ class LeasedShare:
         self._count_elsewhere()
         return [self._sub_batches.part(sub_batch) for sub_batch in gone]
 
+    def inherited(self) -> list[tuple[Path, range]]:
+        inherited, self._inherited = self._inherited, []
+        return inherited
+
     @property
     def elsewhere(self) -> int:
         return self._elsewhere
@@ -214,8 +226,9 @@ class LeasedShare:
         self._unread.append(lease.sub_batch)
         journals = {}
         if lease.before is not None:
-            journal = RunDirectory(self._run_directory.path, lease.before).journal_path
-            journals = {lease.sub_batch: journal} if journal.exists() else {}
+            dead = RunDirectory(self._run_directory.path, lease.before)
+            journals = {lease.sub_batch: dead.journal_path} if dead.journal_path.exists() else {}
+            self._inherited.append((dead.checkpoints, self._sub_batches.part(lease.sub_batch)))
         with MergedJournal(self._requests, self._size, journals) as records:
             self._results.take_over(lease.sub_batch, records)
         return True

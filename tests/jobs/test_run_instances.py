@@ -13,6 +13,7 @@ import pytest
 from hpcgen.batch.lock import live_owner
 from hpcgen.cli import main
 from hpcgen.jobs.leases import LeaseCounts, own_name
+from hpcgen.report.events import read_events
 from tests.jobs.conftest import Run, read_lines, request, write_requests
 
 REQUESTS = 60
@@ -47,7 +48,7 @@ def wait(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_what_a_killed_instance_had_leased_is_finished_by_another_and_one_writes_the_output(
+def test_what_others_had_begun_is_finished_by_one_that_takes_it_over_and_writes_the_output(
     start: Callable[..., "subprocess.Popen[str]"], model: Path, tmp_path: Path, hpcgen: Run
 ) -> None:
     whole = tmp_path / "whole"
@@ -56,21 +57,26 @@ def test_what_a_killed_instance_had_leased_is_finished_by_another_and_one_writes
         write_requests(directory / "in.jsonl", [request(n, max_tokens=60, temperature=n % 2) for n in range(REQUESTS)])
     assert hpcgen(*arguments(model, whole)).returncode == 0
     run = tmp_path / "out.run"
-    killed = start("killed")
-    wait(lambda: bool(LeaseCounts.read(run / "leases").done))
-    killed.send_signal(signal.SIGSTOP)  # it holds leases, and shows no life
-    others = [start("a"), start("b")]
-    said = [process.communicate(timeout=90) for process in others]
-    assert [process.returncode for process in others] == [0, 0], said
-    assert sum("results" in out for out, _ in said) == 1  # one shows the summary
-    killed.send_signal(signal.SIGCONT)
-    assert killed.wait(60) == 0
+    silent, left = start("silent"), start("left")
+    wait(lambda: len(LeaseCounts.read(run / "leases").done) == 2)
+    silent.send_signal(signal.SIGSTOP)  # it holds leases, and shows no life
+    left.terminate()
+    assert left.wait(60) == 75
+    last = start("last")
+    out, messages = last.communicate(timeout=90)
+    assert last.returncode == 0 and "results" in out, messages
+    silent.send_signal(signal.SIGCONT)
+    out, messages = silent.communicate(timeout=60)
+    assert silent.returncode == 0 and "is complete" in messages and "taken over" in messages
     results, expected = read_lines(tmp_path / "out.jsonl"), read_lines(whole / "out.jsonl")
     assert [line["custom_id"] for line in results] == [f"r{n}" for n in range(REQUESTS)]
     choices = [[line["response"]["body"]["choices"] for line in lines] for lines in (results, expected)]
     assert choices[0] == choices[1]
     counts = LeaseCounts.read(run / "leases")
-    assert sum(counts.done.values()) == REQUESTS and "killed" in counts.done
+    assert sum(counts.done.values()) == REQUESTS and set(counts.done) == {"silent", "left", "last"}
+    events = read_events(run / "instances" / "last" / "events.jsonl")
+    inherited = [event for event in events if event["event"] == "inherited"]
+    assert sum(event["tokens"] for event in inherited) > 0
     report = hpcgen("report", run)
     assert report.returncode == 0, report.stderr
 

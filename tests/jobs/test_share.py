@@ -112,6 +112,7 @@ def test_who_takes_over_keeps_what_the_dead_instance_had_finished(start):
     die(a)
     assert b.wait
     assert [b.take(), b.take(), b.take()] == [0, 4, 5]
+    assert b.share.inherited()[0] == (a.directory.checkpoints, range(2))
     b.answer(0)
     assert b.leases.done == {0: "b", 1: "a"}
 

@@ -78,7 +78,7 @@ def build_cluster_rank(
     partition_below = world.size if ranks.partition_below is None else ranks.partition_below
     if shard is not None and partition_below:
         rank.executor.partition = PartitionedDecode(world.comm.Dup(), shard, store, rank.attention, rank.structured)
-    migrations = Migrations(world, store) if ranks.migrate and world.nodes > 1 else None
+    migrations = Migrations(world, store) if ranks.migrate and world.nodes > 1 and world.calls_from_threads else None
     parts = {part.name: getattr(rank, part.name) for part in fields(rank)}
     parts["limits"] = replace(
         _common_limits(world, rank.limits),

@@ -74,6 +74,13 @@ class World:
         """Whether this is the rank that schedules."""
         return self.rank == 0
 
+    @property
+    def calls_from_threads(self) -> bool:
+        """Whether MPI may be called from any thread, as MIGRATE does."""
+        from mpi4py import MPI
+
+        return MPI.Query_thread() == MPI.THREAD_MULTIPLE
+
     def wait_for_all(self) -> None:
         """Returns when every rank has called it. Waits asleep, so that a rank that works has the cores."""
         if self.comm is not None:

@@ -11,7 +11,7 @@ bind=$(dirname "$(realpath "$0")")/bind.sh
 
 if mpirun --version 2>&1 | grep -q 'Open MPI\|OpenRTE\|PRTE'; then
   options=(--bind-to none ${HOSTS:+--host "$HOSTS"})
-  if [ "$(nproc)" -lt "$ranks" ] && [ -z "${HOSTS:-}" ]; then
+  if [ "$(env -u OMP_NUM_THREADS nproc)" -lt "$ranks" ] && [ -z "${HOSTS:-}" ]; then
     # Ranks that share a core must not wait for each other by spinning.
     options+=(--oversubscribe --mca mpi_yield_when_idle 1)
   fi

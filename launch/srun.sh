@@ -9,7 +9,7 @@ set -euo pipefail
 bind=$(dirname "$(realpath "$0")")/bind.sh
 
 if [ -z "${SRUN_MPI:-}" ]; then
-  library=$(python -c 'from mpi4py import MPI; print(MPI.Get_library_version())' 2> /dev/null || true)
+  library=$(python -c 'from mpi4py import MPI; print(MPI.Get_library_version().strip(chr(0)))' 2> /dev/null || true)
   case $library in
     *'Open MPI'*) SRUN_MPI=pmix ;;
     *MPICH* | *'Intel(R) MPI'* | *MVAPICH*) SRUN_MPI=pmi2 ;;

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 
 from hpcgen.cluster.coordinator import Coordinator
-from hpcgen.cluster.dispatch import AlltoallvDispatcher
 from hpcgen.cluster.expert_parallel import ExpertParallelPeers, experts_of
 from hpcgen.cluster.janitor import Janitor, mapped_shared_files
 from hpcgen.cluster.migration import Migrations
 from hpcgen.cluster.node_pool import NodePool, open_node_pool, room_for_pool
+from hpcgen.cluster.open_dispatcher import open_dispatcher
 from hpcgen.cluster.partition import PartitionedDecode, shard_of
 from hpcgen.cluster.shard_memory import ShardMemory, plan_shard
 from hpcgen.cluster.watchdog import Watchdog
@@ -72,9 +73,11 @@ def build_cluster_rank(
     rank.executor.on_progress = lambda activity: watchdog.enter(activity.phase.value)
     shard = _shard_memory(world, rank, weights, options)
     if experts is not None:
-        comm = world.comm.Dup()
-        dispatcher = AlltoallvDispatcher(comm, experts)
-        rank.executor.peers = ExpertParallelPeers(comm, model, rank.device, dispatcher, watchdog)
+        closing = ExitStack()
+        dispatcher = open_dispatcher(world, model, experts, options.most_active, closing)
+        rank.executor.peers = ExpertParallelPeers(
+            world.comm.Dup(), model, rank.device, dispatcher, watchdog, closing.close
+        )
     partition_below = world.size if ranks.partition_below is None else ranks.partition_below
     if shard is not None and partition_below:
         rank.executor.partition = PartitionedDecode(world.comm.Dup(), shard, store, rank.attention, rank.structured)

@@ -5,6 +5,7 @@ A step is collective: a rank without sequences takes part in the exchange of eve
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -86,11 +87,19 @@ class ExpertParallelPeers:
     """The ranks that share the experts in decode; in prefill each computes all experts for its own tokens."""
 
     def __init__(
-        self, comm: MPI.Intracomm, model: CausalModel, device: Device, dispatcher: Dispatcher, watchdog: Watchdog
+        self,
+        comm: MPI.Intracomm,
+        model: CausalModel,
+        device: Device,
+        dispatcher: Dispatcher,
+        watchdog: Watchdog,
+        close: Callable[[], None] = lambda: None,
     ) -> None:
         """`model` has the experts backend that computes on this rank; `experts_of(model)` is not None."""
         from mpi4py import MPI
 
+        self.close = close
+        """Gives back what the dispatcher holds. Collective."""
         experts = experts_of(model)
         assert experts is not None
 

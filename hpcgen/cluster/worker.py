@@ -85,6 +85,7 @@ class Worker:
 
     def close(self) -> None:
         """Gives back what ranks hold together. Collective."""
+        self.executor.peers.close()
         if self._migrations is not None:
             self._migrations.close()
 

@@ -43,6 +43,9 @@ class Peers(Protocol):
     def idle_step(self) -> None:
         """Takes part in a step of the others without a sequence of its own."""
 
+    def close(self) -> None:
+        """There will be no more steps. Collective."""
+
 
 class Partition(Protocol):
     """Decode steps of one sequence by all ranks at once."""
@@ -67,6 +70,9 @@ class NoPeers:
 
     def idle_step(self) -> None:
         """There is no step without a sequence."""
+
+    def close(self) -> None:
+        """There is nobody."""
 
 
 class Executor:

@@ -4,12 +4,12 @@ Rank 0 has the truth of every sequence: its tokens, and the pages of its node's 
 keeps the sequences that it worked on, and returns what changed; another rank that takes one over gets the whole state.
 """
 
-from array import array
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hpcgen.scheduler.plan import Phase, RankPlan, Report
 from hpcgen.sequence import SamplingParams, Sequence, Status, TokenLogprob
+from hpcgen.sequence.packing import pack_tokens, unpack_tokens
 
 
 class SequenceState(NamedTuple):
@@ -19,10 +19,10 @@ class SequenceState(NamedTuple):
     request: int
     sample: int
     prompt: bytes
-    """uint32 tokens."""
+    """Packed tokens."""
     sampling: SamplingParams
     output: bytes
-    """uint32 tokens."""
+    """Packed tokens."""
     status: Status
     kv_length: int
     pages: list[int]
@@ -32,13 +32,13 @@ class SequenceState(NamedTuple):
     @classmethod
     def of(cls, s: Sequence) -> "SequenceState":
         return cls(
-            s.id, s.request, s.sample, s.prompt.tobytes(), s.sampling, s.output.tobytes(), s.status, s.kv_length,
+            s.id, s.request, s.sample, pack_tokens(s.prompt), s.sampling, pack_tokens(s.output), s.status, s.kv_length,
             s.pages, s.logprobs, s.prompt_logprobs,
         )  # fmt: skip
 
     def sequence(self) -> Sequence:
         return Sequence(
-            self.id, self.request, self.sample, array("I", self.prompt), self.sampling, array("I", self.output),
+            self.id, self.request, self.sample, unpack_tokens(self.prompt), self.sampling, unpack_tokens(self.output),
             self.status, self.kv_length, list(self.pages), logprobs=list(self.logprobs),
             prompt_logprobs=list(self.prompt_logprobs),
         )  # fmt: skip

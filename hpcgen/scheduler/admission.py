@@ -11,6 +11,9 @@ from hpcgen.scheduler.rank import Tracked
 from hpcgen.scheduler.state import Cluster, Node
 from hpcgen.sequence import PAGE_TOKENS, pages_for
 
+TURNS = 8
+"""Runs that a rank gets in a wave: neighbours in the input are often alike, and should not all go to one rank."""
+
 
 class NeverFits(HpcgenError):
     """A sequence that cannot run on this instance even when it is alone; the others can."""
@@ -53,9 +56,9 @@ def can_prefill(cluster: Cluster) -> bool:
 def fill_wave(cluster: Cluster, plans: list[RankPlan]) -> bool:
     """Give each rank up to `wave_tokens` prompt tokens, oldest sequences first. False when there was none to give.
 
-    Sequences that are partly prefilled go first, on a rank of their node; then waiting ones are admitted in order: a
-    run of them to each rank up to its fair part, and what that leaves one by one on the rank with the fewest tokens
-    whose node has room. A node that has none for one takes no other, and the first that fits nowhere ends the
+    Sequences that are partly prefilled go first, on a rank of their node; then waiting ones are admitted in order:
+    runs of them to each rank in turn up to its fair part, and what that leaves one by one on the rank with the fewest
+    tokens whose node has room. A node that has none for one takes no other, and the first that fits nowhere ends the
     wave, so that a long sequence is not overtaken for ever.
     """
     room = {rank.index: cluster.limits.wave_tokens for rank in cluster.ranks if rank.alive}
@@ -89,26 +92,31 @@ def _give_runs(cluster: Cluster, order: Iterator[int], room: dict[int, int], pla
     limits, sequences = cluster.limits, cluster.sequences
     below = int(limits.watermark * limits.host_pages)
     fair = min(cluster.waiting_tokens // max(len(room), 1), limits.wave_tokens)
-    taken = []
+    taken: list[int] = []
     oldest = next(order, None)
-    for rank in room:
-        place = cluster.topology.node_of_rank[rank]
-        tokens, free = fair - (limits.wave_tokens - room[rank]), below - cluster.nodes[place].used
-        run = []
-        while oldest is not None:
-            sequence = sequences[oldest]
-            target = sequence.target
-            tokens -= target
-            free -= -(-target // PAGE_TOKENS)
-            if tokens < 0 or free < 0:
+    for turn in range(1, TURNS + 1):
+        level = fair * turn // TURNS
+        for rank in room:
+            if oldest is None:
                 break
-            run.append(sequence)
-            oldest = next(order, None)
-        ids, targets = [sequence.id for sequence in run], [sequence.target for sequence in run]
-        cluster.admit_all(run, place)
-        plans[rank].chunks.add_whole(ids, targets)
-        room[rank] -= sum(targets)
-        taken += ids
+            place = cluster.topology.node_of_rank[rank]
+            tokens, free = level - (limits.wave_tokens - room[rank]), below - cluster.nodes[place].used
+            run = []
+            while oldest is not None:
+                sequence = sequences[oldest]
+                target = sequence.target
+                tokens -= target
+                free -= -(-target // PAGE_TOKENS)
+                if tokens < 0 or free < 0:
+                    break
+                run.append(sequence)
+                oldest = next(order, None)
+            if run:
+                ids, targets = [sequence.id for sequence in run], [sequence.target for sequence in run]
+                cluster.admit_all(run, place)
+                plans[rank].chunks.add_whole(ids, targets)
+                room[rank] -= sum(targets)
+                taken += ids
     cluster.waiting.remove_all(taken)
     return oldest
 

@@ -4,7 +4,8 @@
 #   sbatch or salloc ..., then: launch/srun.sh hpcgen run --model ... --input ... --output ...
 #
 # A library and a process manager that do not fit give ranks that each believe to be alone. SRUN_MPI overrides the
-# choice, SRUN_OPTIONS adds to it.
+# choice, SRUN_OPTIONS adds to it. (Where Slurm "can not load PMIx library", it misses libpmix.so: Debian has it in
+# libpmix-dev.)
 set -euo pipefail
 bind=$(dirname "$(realpath "$0")")/bind.sh
 

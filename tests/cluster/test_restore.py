@@ -17,6 +17,7 @@ from tests.model.tiny_models import save_tiny
 from tests.tiny_tokenizer import save_tokenizer
 
 pytestmark = [needs_mpi, pytest.mark.xdist_group("ranks")]
+KILLED = 9
 KINDS: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
     {"temperature": 0.9, "top_p": 0.8},
@@ -48,17 +49,18 @@ class Batch:
         save_tokenizer(self.model)
         write_requests(directory / "in.jsonl")
 
-    def job(self, output: str, nodes: tuple[int, ...], stop_at: int | None, *more: str) -> str:
-        """One job of a run; it stops by a signal at a decision, or ends. What it said."""
-        fault = ("0", "nothing", "1") if stop_at is None else ("0", "term", str(stop_at))
+    def job(
+        self, output: str, nodes: tuple[int, ...], fault: str = "nothing", decision: int = 1, status: int = 0
+    ) -> str:
+        """One job of a run, to its end or to a fault of rank 0 at some decision; what it said."""
         command = [
-            sys.executable, "-m", "tests.cluster.programs.faulty_run", *fault,
+            sys.executable, "-m", "tests.cluster.programs.faulty_run", "0", fault, str(decision),
             "run", "--model", str(self.model), "--input", str(self.directory / "in.jsonl"),
             "--output", str(self.directory / output), "--dtype", "float32", "--host-memory", "16MB", "--threads", "1",
-            "--expert-batch", "64", *more,
+            "--expert-batch", "64",
         ]  # fmt: skip
         done = run(command, nodes, HPCGEN_CACHE=str(self.directory / "cache"))
-        assert done.returncode == (0 if stop_at is None else INTERRUPTED), done.stderr
+        assert done.returncode == status, done.stderr
         assert "Traceback" not in done.stderr
         return done.stderr
 
@@ -80,18 +82,18 @@ def test_a_batch_goes_on_on_other_ranks_and_nodes_with_and_without_kv_as_if_noth
     tmp_path: Path,
 ) -> None:
     batch = Batch(tmp_path)
-    batch.job("whole.jsonl", (1,), None)
+    batch.job("whole.jsonl", (1,))
     # Two nodes save a file each,
-    batch.job("parts.jsonl", (2, 1), 4)
+    batch.job("parts.jsonl", (2, 1), "term", 4, INTERRUPTED)
     checkpoint = CheckpointReader(tmp_path / "parts.run" / "checkpoints").latest()
     assert checkpoint is not None and [file.node for file in checkpoint.manifest.files] == [0, 1]
     assert all(file.sequences and file.pages for file in checkpoint.manifest.files)
-    # one rank takes over both, and has time for tokens alone when it stops;
-    said = batch.job("parts.jsonl", (1,), 5, "--grace", "0")
+    # one rank takes over both, and is killed when it has saved its tokens and some pages;
+    said = batch.job("parts.jsonl", (1,), "kill in the checkpoint", 5, KILLED)
     assert f"restored {len(checkpoint.sequences)} sequences from checkpoint {checkpoint.epoch}" in said
-    assert batch.events("parts.jsonl", "checkpoint")[-1]["pages"] == 0
     # the KV saved before serves what was known then, and the rest is recomputed on two nodes.
-    batch.job("parts.jsonl", (1, 2), None)
-    first, second = batch.events("parts.jsonl", "restored")
-    assert first["kv_tokens"] > 0 and second["kv_tokens"] > 0
+    said = batch.job("parts.jsonl", (1, 2))
+    assert f"checkpoint epoch {checkpoint.epoch + 2} was not finished" in said
+    (last,) = batch.events("parts.jsonl", "restored")[-1:]
+    assert last["epoch"] == checkpoint.epoch + 1 and last["kv_tokens"] > 0
     assert batch.results("parts.jsonl") == batch.results("whole.jsonl")

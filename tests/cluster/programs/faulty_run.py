@@ -6,6 +6,7 @@ import sys
 import time
 from typing import Any
 
+from hpcgen.checkpoint.writer import CheckpointWriter
 from hpcgen.cluster.launcher import launch_of
 from hpcgen.engine.executor import Executor
 
@@ -23,6 +24,28 @@ def arm(rank: int, what: str, decision: int) -> None:
         return execute(self, *arguments)
 
     Executor.execute = faulty  # type: ignore[method-assign]
+    if what == "kill in the checkpoint":
+        die_in_last_checkpoint()
+
+
+def die_in_last_checkpoint() -> None:
+    """A second signal comes while pages are written, and soon after it the kill."""
+    write = CheckpointWriter.write_snapshot
+    signals = {3: signal.SIGTERM, 6: signal.SIGKILL}
+
+    def deadly(self: CheckpointWriter, epoch: int, snapshot: Any, pages: Any = None, *more: Any) -> Any:
+        read = 0
+
+        def page(number: int) -> Any:
+            nonlocal read
+            read += 1
+            if read in signals:
+                os.kill(os.getpid(), signals[read])
+            return pages(number)
+
+        return write(self, epoch, snapshot, page if pages is not None else None, *more)
+
+    CheckpointWriter.write_snapshot = deadly  # type: ignore[method-assign]
 
 
 def fail(what: str) -> None:
@@ -30,7 +53,7 @@ def fail(what: str) -> None:
         raise ValueError("a fault of the test")
     if what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    if what == "term":
+    if what in ("term", "kill in the checkpoint"):
         os.kill(os.getpid(), signal.SIGTERM)
     if what == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)

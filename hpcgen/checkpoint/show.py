@@ -12,25 +12,31 @@ from hpcgen.checkpoint.reader import CheckpointReader
 from hpcgen.checkpoint.writer import FORMAT
 from hpcgen.errors import HpcgenError
 
+RUN_CHECKPOINTS = ("checkpoints", "instances/*/checkpoints")
+"""In a run directory: of its only instance, or of each."""
+
 
 class NoCheckpoint(HpcgenError):
     """The path holds none."""
 
 
 def show(path: Path) -> str:
-    """Text for a checkpoint directory, for the run directory above it, or for one HDF5 file.
+    """Text for a checkpoint directory, for the run directory above it with all its instances, or for one HDF5 file.
 
     Raises:
         NoCheckpoint: there is nothing of that kind at `path`.
     """
     if path.is_file():
         return _show_file(path)
-    directory = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    if not directory.is_dir():
+    if not path.is_dir():
         raise NoCheckpoint(f"{path} does not exist: give a run directory, its checkpoints/, or an .h5 file in it")
-    if not epochs(directory):
-        raise NoCheckpoint(f"{directory} holds no finished checkpoint")
-    return _show_directory(directory)
+    within = [directory for pattern in RUN_CHECKPOINTS for directory in sorted(path.glob(pattern))]
+    found = [directory for directory in (path, *within) if epochs(directory)]
+    if not found:
+        raise NoCheckpoint(f"{path} holds no finished checkpoint")
+    if len(found) == 1:
+        return _show_directory(found[0])
+    return "\n\n".join(f"{directory.relative_to(path)}:\n{_show_directory(directory)}" for directory in found)
 
 
 def _show_directory(directory: Path) -> str:

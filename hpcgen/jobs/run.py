@@ -230,7 +230,7 @@ class _Batch:
                 with self._watchdog.watch():
                     rate = prefill_rate(self._run_directory.events_path)
                     if rate is None and plan is not None:
-                        rate = plan.prefill_rate / self._world.nodes
+                        rate = plan.prefill_rate / self._world.size
                     self._taken |= self._recovery.restore(engine, self._results, rate)
                     self._loop(intake, engine)
                     self._ended = True

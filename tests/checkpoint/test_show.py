@@ -27,6 +27,15 @@ def test_a_run_directory_stands_for_its_checkpoints(directory):
     assert show(directory.parent) == show(directory)
 
 
+def test_a_run_of_several_instances_shows_the_checkpoints_of_each(tmp_path):
+    for name in ("a", "b"):
+        directory = tmp_path / "instances" / name / "checkpoints"
+        commit(directory, 7, [CheckpointWriter(directory, layout=LAYOUT).write(7, [sequence(1)])])
+    text = show(tmp_path)
+    assert "instances/a/checkpoints:\nepoch 7" in text
+    assert "instances/b/checkpoints:\nepoch 7" in text
+
+
 def test_a_file_shows_its_datasets(directory):
     text = show(node_path(directory, 1, 0))
     assert "sequences/prompt/values" in text

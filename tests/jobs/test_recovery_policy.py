@@ -63,13 +63,13 @@ class Engine:
 
 
 class Results:
-    """No request is finished."""
+    """Every request is wanted."""
 
     def __init__(self):
         self.ended = []
 
-    def is_finished(self, request):
-        return False
+    def is_wanted(self, request):
+        return True
 
     def unassembled(self):
         return iter(self.ended)

@@ -34,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", type=Path, required=True, help="a small dense model, in bfloat16")
     parser.add_argument("--interval", type=float, default=5.0)
-    parser.add_argument("--requests", type=int, default=96)
+    parser.add_argument("--requests", type=int, default=64)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         work = Path(directory)
@@ -60,7 +60,7 @@ def measure(name: str, model: Path, ranks: int, work: Path, interval: float, req
     with open(source, "w") as file:
         for index in range(requests):
             prompt = [draw.randrange(3, 250) for _ in range(draw.randrange(100, 400))]
-            body = {"prompt": prompt, "max_tokens": 400, "ignore_eos": True, "seed": index}
+            body = {"prompt": prompt, "max_tokens": 256, "ignore_eos": True, "seed": index}
             line = {"custom_id": f"r{index}", "method": "POST", "url": "/v1/completions", "body": body}
             file.write(json.dumps(line) + "\n")
     seconds = {}

@@ -116,7 +116,8 @@ class RunDirectory:
             raise RunDirectoryError(f"cannot write the run directory {self.path}: {error.strerror}") from None
         try:
             for leftover in self.own.rglob(".*.part"):  # files that a killed process was writing
-                leftover.unlink()
+                if leftover.parent != self.checkpoints:  # there they tell of a checkpoint that was not finished
+                    leftover.unlink()
             self._continue_or_begin(batch_input, identity, dict(options))
         except BaseException:
             self.close()

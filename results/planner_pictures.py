@@ -20,7 +20,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", help="not used: the model is DeepSeek-R1 of configs/published")
     parser.parse_args()
-    count = 8000
+    count = 4000
     load = Workload.of(
         draw("lognormal:500:0.5", count), draw("lognormal:1000:0.7:8192", count, 1), np.full(count, 8192)
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpcgen.api import LLM
+from tests.caches import own_cache
 from tests.tiny_llama import save_tiny_llama
 
 
@@ -19,7 +20,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The cache of weight files, here and in processes that a test starts."""
     directory = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HPCGEN_CACHE", str(directory))
+        patch.setenv("HPCGEN_CACHE", own_cache(directory))
         patch.setenv("OMP_NUM_THREADS", "1")
         yield directory
 

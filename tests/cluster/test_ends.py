@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.caches import own_cache
 from tests.cluster.launching import needs_mpi, run, start
 from tests.model.tiny_models import save_tiny
 from tests.tiny_tokenizer import save_tokenizer
@@ -25,7 +26,7 @@ class Batch:
 
     def __init__(self, model: Path, directory: Path) -> None:
         self.output = directory / "out.jsonl"
-        self.environment = {"HPCGEN_CACHE": str(model.parent / "cache")}
+        self.environment = {"HPCGEN_CACHE": own_cache(model.parent / "cache")}
         self._arguments = [
             "run", "--model", str(model), "--input", str(directory / "in.jsonl"), "--output", str(self.output),
             "--dtype", "float32", "--host-memory", "16MB", "--threads", "1", "--expert-batch", "64",

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.caches import own_cache
 from tests.cluster.launching import OpenMPI
 from tests.model.tiny_models import save_tiny
 from tests.tiny_tokenizer import save_tokenizer
@@ -26,7 +27,7 @@ def test_tokens_are_those_of_one_process(open_mpi: OpenMPI, tmp_path: Path) -> N
     model = tmp_path / "deepseek_v3"
     save_tiny(model.name, model, torch.float32)
     save_tokenizer(model)
-    cache = {"HPCGEN_CACHE": str(tmp_path / "cache")}
+    cache = {"HPCGEN_CACHE": own_cache(tmp_path / "cache")}
     output = open_mpi.run_program("tokens", (2, 1), "together,partition", str(model), **cache)
     assert output.count("same") == 2
 

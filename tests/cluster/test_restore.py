@@ -12,6 +12,7 @@ import torch
 from hpcgen.checkpoint.reader import CheckpointReader
 from hpcgen.jobs.signals import INTERRUPTED
 from hpcgen.report.events import read_events
+from tests.caches import own_cache
 from tests.cluster.launching import needs_mpi, run
 from tests.model.tiny_models import save_tiny
 from tests.tiny_tokenizer import save_tokenizer
@@ -59,7 +60,7 @@ class Batch:
             "--output", str(self.directory / output), "--dtype", "float32", "--host-memory", "16MB", "--threads", "1",
             "--expert-batch", "64",
         ]  # fmt: skip
-        done = run(command, nodes, HPCGEN_CACHE=str(self.directory / "cache"))
+        done = run(command, nodes, HPCGEN_CACHE=own_cache(self.directory / "cache"))
         assert done.returncode == status, done.stderr
         assert "Traceback" not in done.stderr
         return done.stderr

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.caches import own_cache
 from tests.cluster.launching import needs_mpi, run_program
 from tests.model.tiny_models import TINY, save_tiny
 from tests.tiny_tokenizer import save_tokenizer
@@ -22,7 +23,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def generate(models: Path, nodes: tuple[int, ...], ways: str, *names: str, **environment: str) -> str:
-    cache = {"HPCGEN_CACHE": str(models / "cache")}
+    cache = {"HPCGEN_CACHE": own_cache(models / "cache")}
     output = run_program("tokens", nodes, ways, *(str(models / name) for name in names), **cache, **environment)
     assert output.count("same") == len(names) * len(ways.split(","))
     return output

@@ -5,6 +5,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.caches import own_cache
 from tests.tiny_tokenizer import VOCABULARY_SIZE, save_tokenizer
 
 WORDS = "the quick brown fox jumps over the lazy dog, and stops "
@@ -42,7 +43,7 @@ def directory(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("cache")
+    return Path(own_cache(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from hpcgen.cli import main
+from tests.caches import own_cache
 from tests.tiny_llama import save_tiny_llama
 
 pytestmark = pytest.mark.gpu
@@ -15,7 +16,7 @@ def model(tmp_path_factory):
 
 
 def answers(model, directory, monkeypatch, *options):
-    monkeypatch.setenv("HPCGEN_CACHE", str(directory / "cache"))
+    monkeypatch.setenv("HPCGEN_CACHE", own_cache(directory / "cache"))
     directory.mkdir(exist_ok=True)
     lines = []
     for number in range(24):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.caches import own_cache
 from tests.tiny_llama import save_tiny_llama
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -23,7 +24,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """That of the command: a cache of its own, one thread."""
-    return os.environ | {"HPCGEN_CACHE": str(tmp_path_factory.mktemp("cache")), "OMP_NUM_THREADS": "1"}
+    return os.environ | {"HPCGEN_CACHE": own_cache(tmp_path_factory.mktemp("cache")), "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="session")

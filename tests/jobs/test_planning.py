@@ -13,13 +13,14 @@ from hpcgen.cluster.world import World
 from hpcgen.jobs import planning
 from hpcgen.jobs.instance import InstanceOptions, Prepared, prepare
 from hpcgen.report.events import EventLog, read_events
+from tests.caches import own_cache
 from tests.cluster import launching
 from tests.jobs.conftest import request, write_requests
 
 
 @pytest.fixture
 def options(model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> InstanceOptions:
-    monkeypatch.setenv("HPCGEN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HPCGEN_CACHE", own_cache(tmp_path / "cache"))
     return InstanceOptions(model=model, host_memory=64_000_000, threads=1)
 
 
@@ -100,7 +101,7 @@ def test_lengths_of_some_requests_stand_for_all(options: InstanceOptions, tmp_pa
 def test_ranks_measure_together_and_follow_one_plan_of_that(model: Path, tmp_path: Path) -> None:
     def hpcgen(*arguments: object) -> CompletedProcess[str]:
         command = [sys.executable, "-m", "hpcgen.cli", *map(str, arguments)]
-        done = launching.run(command, (1, 1), HPCGEN_CACHE=str(tmp_path / "cache"))
+        done = launching.run(command, (1, 1), HPCGEN_CACHE=own_cache(tmp_path / "cache"))
         assert done.returncode == 0, done.stderr
         return done
 

@@ -6,6 +6,7 @@ import pytest
 from hpcgen.planner.commands import add_plan_parser, add_profile_parser, add_simulate_parser, duration
 from hpcgen.planner.errors import PlanError
 from hpcgen.planner.timeline import Span, read_trace, spans_of_events, write_trace
+from tests.caches import own_cache
 from tests.planner.shapes import LLAMA
 
 
@@ -34,7 +35,7 @@ def test_plan_says_what_limits_and_what_more_would_bring(call):
 
 
 def test_without_a_cluster_this_machine_is_planned_for(call, tmp_path, monkeypatch):
-    monkeypatch.setenv("HPCGEN_CACHE", str(tmp_path))
+    monkeypatch.setenv("HPCGEN_CACHE", own_cache(tmp_path))
     printed = call("plan", "--sequences", "50", "--output-tokens", "fixed:20", cluster=None)
     assert "this machine: quick measurement" in printed and "used in place" in printed
 

@@ -17,6 +17,7 @@ import psutil
 import pytest
 from openai.types import Batch
 
+from tests.caches import own_cache
 from tests.cluster.launching import MPIRUN, needs_mpi
 from tests.server.conftest import ANNA, BELA
 from tests.server.requests import input_file, line
@@ -84,7 +85,7 @@ Start = Callable[..., Serving]
 def start(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
     """Starts the server, always in the same directory; what is given goes before its command."""
     directory = tmp_path_factory.mktemp("serve") / "state"
-    cache = str(tmp_path_factory.mktemp("cache"))
+    cache = own_cache(tmp_path_factory.mktemp("cache"))
     environment = os.environ | {"HPCGEN_CACHE": cache, "OMP_NUM_THREADS": "1", "HPCGEN_TOKENS": f"{ANNA},{BELA}"}
     started: list[Serving] = []
 

@@ -15,6 +15,7 @@ import pytest
 
 from hpcgen.batch.journal import scan
 from hpcgen.jobs import slurm
+from tests.caches import own_cache
 from tests.tiny_llama import save_tiny_llama
 
 ROOT = Path(__file__).parents[2]
@@ -86,7 +87,7 @@ def private_cluster(cluster_root):
     settings = {
         "CLUSTER_ROOT": str(root), "CLUSTER_NODES": str(NODES), "CLUSTER_CPUS": str(CPUS),
         "CLUSTER_PORT": str(_free_ports(NODES + 1)), "SLURM_CONF": str(root / "slurm.conf"), "PATH": path,
-        "HPCGEN_CACHE": str(cluster_root / "cache"), "OMP_NUM_THREADS": "1",
+        "HPCGEN_CACHE": own_cache(cluster_root / "cache"), "OMP_NUM_THREADS": "1",
     }  # fmt: skip
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "PYTEST"))}
     cluster = Cluster(root, environment | settings)

@@ -41,7 +41,7 @@ def build(isa: Isa) -> Path:
     if prebuilt.exists():
         return prebuilt
     compiler = _compiler()
-    library = _cache_directory() / f"{isa.name}-{_fingerprint(compiler, isa)}.so"
+    library = library_directory() / f"{isa.name}-{_fingerprint(compiler, isa)}.so"
     if library.exists():
         return library
     try:
@@ -54,7 +54,8 @@ def build(isa: Isa) -> Path:
     return library
 
 
-def _cache_directory() -> Path:
+def library_directory() -> Path:
+    """Where libraries are kept."""
     root = os.environ.get("HPCGEN_CACHE")
     if root:
         return Path(root) / "kernels"

@@ -26,7 +26,7 @@ def spread(cluster: Cluster, plans: list[RankPlan]) -> None:
     idle = idle[len(cluster.sequences) - sum(len(rank.active) for rank in cluster.ranks) :]
     for rank in sorted(cluster.ranks, key=lambda r: -len(r.active)):
         while len(rank.active) > 1 and idle and not plans[rank.index].resume:
-            target = _nearest(idle, rank, cluster.limits.migrate)
+            target = _nearest(idle, rank, cluster.limits.migrate and cluster.nodes[rank.node].may_give)
             if target is None:
                 break
             idle.remove(target)

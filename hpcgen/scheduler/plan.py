@@ -179,5 +179,7 @@ class Report:
     prefilled: Chunks = field(default_factory=Chunks)
     migrated: list[int] = field(default_factory=list)
     """Sequences whose MIGRATE to this rank's node is complete and verified."""
+    returned: list[int] = field(default_factory=list)
+    """Sequences whose MIGRATE to this rank's node failed: they are at the source as they were."""
     lost: list[int] = field(default_factory=list)
-    """Sequences whose KV is gone (failed MIGRATE, dead rank): they wait for a new prefill."""
+    """Sequences whose KV is gone (MIGRATE from a dead node): they wait for a new prefill."""

@@ -71,10 +71,11 @@ def migrate(cluster: Cluster, steps: int) -> list[Migration]:
     """
     if not cluster.limits.migrate or len(cluster.nodes) < 2:
         return []
-    givers = [(-len(node.suspended), index) for index, node in enumerate(cluster.nodes) if node.suspended]
+    nodes = list(enumerate(cluster.nodes))
+    givers = [(-len(node.suspended), index) for index, node in nodes if node.suspended and node.may_give]
     takers = [
         (node.active + node.incoming, index)
-        for index, node in enumerate(cluster.nodes)
+        for index, node in nodes
         if node.ranks and not node.suspended and not any(rank.yielding for rank in node.ranks)
     ]
     heapq.heapify(givers)

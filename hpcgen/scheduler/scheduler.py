@@ -58,6 +58,9 @@ class Scheduler:
         for sequence in report.migrated:
             if sequence in cluster.migrating:
                 cluster.end_migration(sequences[sequence], arrived=True)
+        for sequence in report.returned:
+            if sequence in cluster.migrating:
+                cluster.fail_migration(sequences[sequence])
         for sequence in report.finished:
             if sequence in sequences:
                 cluster.finish(sequences[sequence])

@@ -7,6 +7,8 @@ from hpcgen.scheduler.queue import Queue
 from hpcgen.scheduler.rank import NOWHERE, Rank, Tracked
 from hpcgen.sequence import PAGE_TOKENS, Status, pages_for
 
+MOST_FAILED_MIGRATIONS = 3
+
 
 class Node:
     """The sequences whose pages are in the host store of one node."""
@@ -14,6 +16,7 @@ class Node:
     __slots__ = (
         "alive",
         "departing",
+        "failed_migrations",
         "incoming",
         "incoming_pages",
         "prefilling",
@@ -32,6 +35,7 @@ class Node:
         self.prefilling: set[int] = set()
         self.departing: list[int] = []
         """YIELDed in order to MIGRATE in the next plan."""
+        self.failed_migrations = 0
         self.incoming = 0
         """Sequences on their way here by MIGRATE, and the pages kept for them (counted in `used` too)."""
         self.incoming_pages = 0
@@ -39,6 +43,11 @@ class Node:
     @property
     def active(self) -> int:
         return sum(len(rank.active) for rank in self.ranks)
+
+    @property
+    def may_give(self) -> bool:
+        """Whether sequences may MIGRATE from here: each attempt that fails takes a sequence out for long."""
+        return self.failed_migrations < MOST_FAILED_MIGRATIONS
 
 
 class Cluster:
@@ -161,6 +170,11 @@ class Cluster:
             sequence.node = destination
             self.nodes[destination].used += sequence.pages
         self._settle(sequence)
+
+    def fail_migration(self, sequence: Tracked) -> None:
+        """Back to the source, which will not be asked many times more."""
+        self.nodes[sequence.node].failed_migrations += 1
+        self.end_migration(sequence, arrived=False)
 
     def discard(self, sequence: Tracked) -> None:
         """Its KV is gone: it waits for a prefill of all its tokens."""

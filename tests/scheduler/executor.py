@@ -152,9 +152,12 @@ class Executor:
                 r for r, n in enumerate(self.topology.node_of_rank) if n == state.moving_to and r not in self.dead
             )
             report = reports[next(living)]
-            if state.node in self.lost_nodes or self.random.random() < self.migration_failures:
+            if state.node in self.lost_nodes:
                 self._forget(state)
                 report.lost.append(sequence)
+            elif self.random.random() < self.migration_failures:
+                state.moving_to, state.where = -1, "suspended"
+                report.returned.append(sequence)
             else:
                 state.node, state.moving_to, state.where = state.moving_to, -1, "suspended"
                 report.migrated.append(sequence)

@@ -58,7 +58,7 @@ def test_a_sequence_on_its_way_is_in_no_queue():
     assert scheduler.unfinished == 3
 
 
-def test_a_failed_migration_makes_the_sequence_wait_and_frees_both_nodes():
+def test_a_migration_from_a_lost_node_makes_the_sequence_wait_and_frees_both_nodes():
     scheduler = suspended(Topology((0, 1)), Limits(host_pages=100, max_active=1), [0] * 2)
     (migration,) = scheduler.decide().migrations
     scheduler.report(Report(0, steps=64))
@@ -66,6 +66,16 @@ def test_a_failed_migration_makes_the_sequence_wait_and_frees_both_nodes():
     assert scheduler.waiting == 1
     assert scheduler.host_pages_used(1) == 0
     assert scheduler.host_pages_used(0) == 2
+
+
+def test_a_failed_migration_leaves_the_sequence_at_its_source_which_is_not_asked_for_ever():
+    scheduler = suspended(Topology((0, 1)), Limits(host_pages=100, max_active=1), [0] * 2)
+    attempts = 0
+    while migrations := scheduler.decide().migrations:
+        attempts += 1
+        scheduler.report(Report(1, returned=[migrations[0].sequence]))
+        assert scheduler.waiting == 0 and scheduler.host_pages_used(1) == 0
+    assert attempts == 3
 
 
 def spread_of_active(migrate: bool) -> float:

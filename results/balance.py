@@ -94,8 +94,8 @@ def measure(model: Path, order: str, migrate: bool) -> None:
         prepared = prepare(world, options)
         weights = open_weights(world, model, prepared.options, lambda line: None)
         if not world.leads:
-            follow(world, (assembly := prepared.build_rank(world, weights)).worker)
-            assembly.worker.close()
+            follow(world, (assembly := prepared.build_rank(world, weights)))
+            assembly.close()
             return
         engine, _ = prepared.build_engine(world, weights)
         for sequence in batch(order):

@@ -19,6 +19,7 @@ from hpcgen.batch.request import CHAT, COMPLETIONS, InvalidRequest, Request
 from hpcgen.batch.tokenization import RequestTokenizer, end_of_sequence_ids, load_tokenizer
 from hpcgen.cluster.coordinator import Coordinator, follow
 from hpcgen.cluster.world import open_world
+from hpcgen.engine.build import RankAssembly
 from hpcgen.engine.engine import Engine
 from hpcgen.errors import HpcgenError
 from hpcgen.jobs.instance import InstanceOptions, open_weights, prepare
@@ -90,11 +91,11 @@ class LLM:
             self._wave = prepared.options.expert_batch * self._world.size
             self._engine: Engine | Coordinator | None = None
             if self._world.leads:
-                self._engine, assembly = prepared.build_engine(self._world, weights)
-                self._close_in_good_order(assembly.device.close, self._engine.close)
+                self._engine, assembly = prepared.build_engine(self._world, weights, on_loss=_say)
+                self._close_in_good_order(assembly, self._engine.close)
             else:
                 self._follower = prepared.build_rank(self._world, weights)
-                self._close_in_good_order(self._follower.device.close, self._follower.worker.close)
+                self._close_in_good_order(self._follower, self._follower.close)
             self._forget = self._close_at_exit()
 
     def generate(
@@ -177,9 +178,9 @@ class LLM:
         self._closing.__exit__(kind, error, trace)
         self._engine = None
 
-    def _close_in_good_order(self, close_device: Callable[[], None], close_engine: Callable[[], None]) -> None:
+    def _close_in_good_order(self, assembly: RankAssembly, close_engine: Callable[[], None]) -> None:
         """The engine before its device; ranks do that together, so not after an error of one of them."""
-        self._closing.callback(close_device)
+        self._closing.callback(lambda: assembly.device.close())  # another one, where ranks were lost meanwhile
         self._closing.push(lambda kind, *rest: close_engine() if kind is None else None)
 
     def _close_at_exit(self) -> Callable[[], object]:
@@ -216,7 +217,7 @@ class LLM:
         self._generating = True
         try:
             if self._engine is None:
-                follow(self._world, self._follower.worker)
+                follow(self._world, self._follower)
                 yield from self._world.broadcast()
             else:
                 yield from self._lead(self._engine, requests)

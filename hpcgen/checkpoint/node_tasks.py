@@ -126,7 +126,9 @@ class NodeCheckpoint:
         self._saving = BackgroundWrite(lambda: self._write(task, copy))
 
     def _saved(self) -> Outcome | None:
-        return self._saving.result() if self._saving is not None and self._saving.finished else None
+        if self._saving is None:
+            return CheckpointFailed("a rank that wrote a checkpoint is gone.")
+        return self._saving.result() if self._saving.finished else None
 
     def _write(self, task: Save | SaveBeside, read: PageReader) -> NodeFile:
         deadline = None if task.seconds is None else time.monotonic() + task.seconds

@@ -1,12 +1,12 @@
-"""Puts one rank of an instance together: the pool of its node, its executor, its peers; on rank 0 the coordinator."""
+"""Puts one rank of an instance together: the pool of its node, its executor, its peers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
-from hpcgen.cluster.coordinator import Coordinator
 from hpcgen.cluster.expert_parallel import ExpertParallelPeers, experts_of
 from hpcgen.cluster.janitor import Janitor, mapped_shared_files
 from hpcgen.cluster.migration import Migrations
@@ -19,7 +19,6 @@ from hpcgen.cluster.worker import Worker
 from hpcgen.cluster.world import World
 from hpcgen.coroutine.lifecycle import Lifecycle
 from hpcgen.engine.build import EngineOptions, RankAssembly, build_rank, host_pages
-from hpcgen.engine.executor import Activity
 from hpcgen.engine.stopping import StopMatcherFactory
 from hpcgen.kernels.dispatch.interface import expert_range
 from hpcgen.memory.host_store import HostStore
@@ -27,8 +26,7 @@ from hpcgen.model.causal import CausalModel
 from hpcgen.model.expert_share import ExpertShare
 from hpcgen.model.tensor_parallel import TensorParallelShard
 from hpcgen.model.weight_file import WeightFile
-from hpcgen.scheduler.plan import Limits, Topology
-from hpcgen.scheduler.scheduler import Scheduler
+from hpcgen.scheduler.plan import Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +47,27 @@ class ClusterAssembly(RankAssembly):
     pool: NodePool
     janitor: Janitor | None
     """On the leader of a node."""
+    world: World
+    connect: Callable[[], dict[str, Any]]
+    """Makes what depends on the other ranks. Collective."""
+
+    def close(self) -> None:
+        """Gives back what ranks hold together. Collective."""
+        self.worker.close()
+
+    def rebuild(self) -> None:
+        """For the ranks that are left after a loss, when the world has regrouped. Collective.
+
+        The host store stays as it is.
+        """
+        side_task = self.executor.side_task
+        self.device.vacate()
+        self.device.close()
+        for name, part in self.connect().items():
+            setattr(self, name, part)
+        self.executor.side_task = side_task
+        if self.world.is_leader and self.janitor is None:
+            self.janitor = _janitor()
 
 
 def build_cluster_rank(
@@ -66,6 +85,29 @@ def build_cluster_rank(
     layout = model.kv_layout
     pool = open_node_pool(world, _common_pages(world, options, layout.page_bytes), layout.page_bytes)
     store = HostStore(layout, len(pool.buffer) // layout.page_bytes, pool.buffer, pool.free)
+    pool.free.while_waiting = world.look_for_losses
+
+    def connect() -> dict[str, Any]:
+        return _connect(world, model, weights, options, stop_matcher, watchdog, ranks, store, pool, lifecycle)
+
+    janitor = _janitor() if world.is_leader else None
+    return ClusterAssembly(**connect(), pool=pool, janitor=janitor, world=world, connect=connect)
+
+
+def _connect(
+    world: World,
+    model: CausalModel,
+    weights: WeightFile,
+    options: EngineOptions,
+    stop_matcher: StopMatcherFactory,
+    watchdog: Watchdog,
+    ranks: ClusterOptions,
+    store: HostStore,
+    pool: NodePool,
+    lifecycle: Lifecycle | None,
+) -> dict[str, Any]:
+    """What of a ClusterAssembly depends on the other ranks. Collective."""
+    watchdog.know_node()
     experts, share = experts_of(model), None
     if experts is not None:
         share = ExpertShare(weights, model, *expert_range(world.rank, world.size, experts))
@@ -76,11 +118,11 @@ def build_cluster_rank(
         closing = ExitStack()
         dispatcher = open_dispatcher(world, model, experts, options.most_active, closing)
         rank.executor.peers = ExpertParallelPeers(
-            world.comm.Dup(), model, rank.device, dispatcher, watchdog, closing.close
+            world.own_comm(), model, rank.device, dispatcher, watchdog, closing.close
         )
     partition_below = world.size if ranks.partition_below is None else ranks.partition_below
     if shard is not None and partition_below:
-        rank.executor.partition = PartitionedDecode(world.comm.Dup(), shard, store, rank.attention, rank.structured)
+        rank.executor.partition = PartitionedDecode(world.own_comm(), shard, store, rank.attention, rank.structured)
     migrations = Migrations(world, store) if ranks.migrate and world.nodes > 1 and world.calls_from_threads else None
     parts = {part.name: getattr(rank, part.name) for part in fields(rank)}
     parts["limits"] = replace(
@@ -89,22 +131,15 @@ def build_cluster_rank(
         partition_below=partition_below,
         split_last=rank.executor.partition is not None,
     )
-    worker = Worker(world.rank, rank.executor, store, watchdog, migrations)
-    janitor = None
-    if world.is_leader:
-        janitor = Janitor()
-        janitor.remove_at_end(mapped_shared_files())
-    return ClusterAssembly(**parts, worker=worker, pool=pool, janitor=janitor)
+    return parts | {
+        "worker": Worker(world.rank, rank.executor, store, pool.free, watchdog, migrations, mortal=world.survives)
+    }
 
 
-def build_coordinator(
-    world: World,
-    assembly: ClusterAssembly,
-    on_progress: Callable[[Activity], None] = lambda activity: None,
-) -> Coordinator:
-    """The engine of the instance, on rank 0. `on_progress` is called after every decision."""
-    scheduler = Scheduler(Topology(world.node_of_rank), assembly.limits)
-    return Coordinator(world, scheduler, assembly.worker, on_progress)
+def _janitor() -> Janitor:
+    janitor = Janitor()
+    janitor.remove_at_end(mapped_shared_files())
+    return janitor
 
 
 def _shard_memory(world: World, rank: RankAssembly, weights: WeightFile, options: EngineOptions) -> ShardMemory | None:

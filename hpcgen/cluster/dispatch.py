@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
+from hpcgen.cluster.waiting import wait
 from hpcgen.kernels.dispatch.interface import Dispatched, expert_range
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class AlltoallvDispatcher:
         rank, tokens = destination_TR.T.nonzero(as_tuple=True)
         sent = np.bincount(rank.numpy(), minlength=self._comm.size)
         received = np.empty_like(sent)
-        self._comm.Alltoall(sent, received)
+        wait(self._comm.Ialltoall(sent, received))
         # One row is the token's bytes: hidden, expert numbers, weights.
         rows = torch.cat(
             [
@@ -88,7 +89,7 @@ class AlltoallvDispatcher:
         # Counts are 32-bit in older MPIs: a row is one element.
         row = self._byte.Create_contiguous(width).Commit()
         try:
-            self._comm.Alltoallv([rows.numpy(), (sent, None), row], [came.numpy(), (received, None), row])
+            wait(self._comm.Ialltoallv([rows.numpy(), (sent, None), row], [came.numpy(), (received, None), row]))
         finally:
             row.Free()
         return came

@@ -5,3 +5,7 @@ from hpcgen.errors import HpcgenError
 
 class ClusterError(HpcgenError):
     """The ranks cannot work together as they were started."""
+
+
+class RankLost(ClusterError):
+    """A rank is gone. The others have regrouped and can go on; what they were just asked has no answer."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from hpcgen.cluster.waiting import wait
 from hpcgen.cluster.watchdog import Watchdog
 from hpcgen.kernels.dispatch.interface import Dispatcher, expert_range
 from hpcgen.kernels.experts.interface import ExpertsBackend, ExpertWeights
@@ -116,7 +117,7 @@ class ExpertParallelPeers:
     def any_active(self, active: int) -> bool:
         most = np.zeros(1, dtype=np.int64)
         with self._watchdog.waiting("the other ranks to come to the next step"):
-            self._comm.Allreduce(np.array([active], dtype=np.int64), most, self._max)
+            wait(self._comm.Iallreduce(np.array([active], dtype=np.int64), most, self._max))
         return bool(most[0])
 
     @torch.inference_mode()

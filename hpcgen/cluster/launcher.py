@@ -43,3 +43,8 @@ def check_world_size(launch: Launch, size: int, library: str) -> str | None:
         "--mpi=pmi2, Open MPI: --mpi=pmix); use the mpirun that came with the library, or point MPI4PY_LIBMPI at the "
         "site's. `hpcgen doctor` says what it finds."
     )
+
+
+def outlives_ranks(environment: Mapping[str, str]) -> bool:
+    """Whether the launcher leaves the other ranks alone when one dies: Open MPI's with `--with-ft ulfm`."""
+    return environment.get("OMPI_MCA_mpi_ft_enable", "").lower() in ("1", "true", "yes", "on")

@@ -86,6 +86,8 @@ class Arrival(NamedTuple):
     """Its `pages` are those of the source node."""
     source: int
     """World rank that exposes them."""
+    patience: float
+    """Seconds after which it is to be given up."""
 
 
 @dataclass(slots=True)
@@ -120,18 +122,31 @@ class SideTask:
     task: object
 
 
+class Health(NamedTuple):
+    """How a rank is, with every outcome."""
+
+    seconds: float
+    """Since its last report."""
+    waited: float
+    """Seconds of these in which it waited for others."""
+    resident: int
+    """Bytes of memory that the process has."""
+    available: int
+    """Bytes of memory that its node has left."""
+
+
 @dataclass(slots=True)
 class Outcome:
     """What one rank did."""
 
     report: Report
+    health: Health
     changes: list[Change] = field(default_factory=list)
     endings: list[Ending] = field(default_factory=list)
     moved: list[tuple[int, list[int]]] = field(default_factory=list)
     """(sequence, its pages on this node) of the MIGRATEs in `report.migrated`."""
     prefill_tokens: int = 0
     decode_tokens: int = 0
-    seconds: float = 0.0
 
 
 def apply_change(sequence: Sequence, change: Change) -> None:

@@ -9,21 +9,24 @@ from __future__ import annotations
 
 import threading
 import time
+import zlib
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from hpcgen.cluster.messages import Arrival, Departure
 from hpcgen.cluster.world import World
 from hpcgen.memory.host_store import HostStore
-from hpcgen.memory.migration import page_checksum
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-TIMEOUT = 60.0
-"""Seconds after which a sequence that does not arrive is computed anew."""
+_LEAST_PATIENCE = 10.0
+"""Seconds that every MIGRATE has."""
+_END_SECONDS = 2.0
+"""For threads to come out of MPI after a loss; one that does not is in an Rget from a node that is gone."""
 _MOST_BYTES = 1 << 30
 """Of one Rget: older MPIs count in 32 bits."""
 
@@ -33,18 +36,27 @@ class Moved(NamedTuple):
 
     sequence: int
     pages: list[int] | None
-    """On this node; None where the sequence is lost."""
+    """On this node; None where it did not come, or not as it was sent: the source has it still."""
+
+
+def patience(tokens: int, seconds_per_token: float) -> float:
+    """Seconds that the MIGRATE of so many tokens' KV may take: waiting longer costs more than computing them anew."""
+    return _LEAST_PATIENCE + tokens * seconds_per_token
+
+
+def page_checksum(store: HostStore, page: int) -> int:
+    """CRC-32 of one page of KV."""
+    return zlib.crc32(store.pages[page].numpy().data)
 
 
 class Migrations:
     """The MIGRATEs from and to this node. Made and closed by all ranks together; the nodes' leaders do the work."""
 
-    def __init__(self, world: World, store: HostStore, timeout: float = TIMEOUT) -> None:
+    def __init__(self, world: World, store: HostStore) -> None:
         from mpi4py import MPI
 
-        assert world.comm is not None
-        self._mpi, self._store, self._timeout = MPI, store, timeout
-        self._comm: MPI.Intracomm = world.comm.Dup()
+        self._mpi, self._store, self._survives = MPI, store, world.survives
+        self._comm: MPI.Intracomm = world.own_comm()
         self._sequence_tags = int(self._comm.Get_attr(MPI.TAG_UB) or 32767) // 2
         self._page_bytes = store.layout.page_bytes
         self._memory = store.pages.view(-1).numpy()
@@ -52,6 +64,7 @@ class Migrations:
         self._window: MPI.Win = MPI.Win.Create(self._memory if world.is_leader else None, 1, comm=self._comm)
         self._window.Lock_all(MPI.MODE_NOCHECK)
         self._threads: list[threading.Thread] = []
+        self._failures: list[BaseException] = []
         self._ended: list[Moved] = []
         self._fetching: list[_Fetching] = []
         self._lock = threading.Lock()
@@ -64,25 +77,45 @@ class Migrations:
             self._run(self._fetch_all, arrivals)
 
     def collect(self) -> list[Moved]:
-        """What has ended here since the last call."""
+        """What has ended here since the last call. Raises what a thread came to grief with."""
         with self._lock:
+            if self._failures:
+                raise self._failures.pop()
             self._give_up_late_ones()
             ended, self._ended = self._ended, []
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         return ended
 
-    def close(self) -> None:
-        """Waits for what is under way, and gives the window back."""
+    def abandon(self) -> list[int]:
+        """After a loss, when ranks have regrouped: nothing is under way any more. Gives pages that may still change."""
+        deadline = time.monotonic() + _END_SECONDS
         for thread in self._threads:
-            thread.join(self._timeout)
+            thread.join(max(0.0, deadline - time.monotonic()))
+        with self._lock:
+            return [page for fetching in self._fetching for page in fetching.pages]
+
+    def close(self) -> None:
+        """Waits for what is under way, and gives the window back. Collective, but where ranks may be gone."""
+        if self._survives:
+            return
+        deadline = time.monotonic() + _LEAST_PATIENCE
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
-                return  # it waits for a node that is gone, and holds the window
+                return  # it waits for a node that does not answer, and holds the window
         self._window.Unlock_all()
         self._window.Free()
         self._comm.Free()
 
-    def _run(self, work, moves) -> None:  # type: ignore[no-untyped-def]
-        thread = threading.Thread(target=work, args=(moves,), name="migration", daemon=True)
+    def _run(self, work: Callable[[Any], None], moves: Seq[Any]) -> None:
+        def run() -> None:
+            try:
+                work(moves)
+            except Exception as error:
+                with self._lock:
+                    self._failures.append(error)
+
+        thread = threading.Thread(target=run, name="migration", daemon=True)
         self._threads.append(thread)
         thread.start()
 
@@ -105,49 +138,49 @@ class Migrations:
         fetching = _Fetching([arrival.state.id for arrival in arrivals])
         with self._lock:
             self._fetching.append(fetching)
-        for arrival in arrivals:
-            fetching.deadline = time.monotonic() + self._timeout
-            pages = self._fetch(arrival)
+        try:
+            for arrival in arrivals:
+                self._fetch(arrival, fetching)
+        finally:
             with self._lock:
-                late = fetching.given_up
-                if not late:
-                    fetching.left.remove(arrival.state.id)
-                    self._ended.append(Moved(arrival.state.id, pages))
-            if late and pages is not None:
-                self._store.release(pages)
-            answer = np.array([pages is not None], dtype=np.uint8)
-            self._comm.Send(answer, arrival.source, self._tag(arrival.state.id) + 1)
-        with self._lock:
-            self._fetching.remove(fetching)
+                self._fetching.remove(fetching)
 
-    def _fetch(self, arrival: Arrival) -> list[int] | None:
-        """Pulls and verifies a sequence's pages; gives those that hold them now, None where they came damaged.
-
-        Blocked, not polling: each call into MPI moves a few kilobytes where the network does not do so by itself.
-        """
-        theirs = arrival.state.pages
+    def _fetch(self, arrival: Arrival, fetching: _Fetching) -> None:
+        """Pulls and verifies a sequence's pages, and tells the source."""
+        key, theirs = arrival.state.id, arrival.state.pages
+        fetching.deadline = time.monotonic() + arrival.patience
         expected = np.empty(len(theirs), dtype=np.uint32)
-        self._comm.Recv(expected, arrival.source, self._tag(arrival.state.id))
-        own = self._store.allocate(len(theirs))
+        self._comm.Recv(expected, arrival.source, self._tag(key))
+        own = fetching.pages = self._store.allocate(len(theirs))
+        self._pull(arrival.source, theirs, own)
+        fetching.pages = []
+        whole = [page_checksum(self._store, page) for page in own] == expected.tolist()
+        with self._lock:
+            wanted = not fetching.given_up
+            if wanted:
+                fetching.left.remove(key)
+                self._ended.append(Moved(key, own if whole else None))
+        if not (wanted and whole):
+            self._store.release(own)
+        self._comm.Send(np.array([whole], dtype=np.uint8), arrival.source, self._tag(key) + 1)
+
+    def _pull(self, source: int, theirs: Seq[int], own: Seq[int]) -> None:
+        """Blocked, not polling: each call into MPI moves a few kilobytes where the network does not do so by itself."""
         requests = [
             self._window.Rget(
                 [self._bytes_of(to, count), self._mpi.BYTE],
-                arrival.source,
+                source,
                 (start * self._page_bytes, count * self._page_bytes, self._mpi.BYTE),
             )
             for start, to, count in runs(theirs, own, max(1, _MOST_BYTES // self._page_bytes))
         ]
         self._mpi.Request.Waitall(requests)
-        if [page_checksum(self._store, page) for page in own] == expected.tolist():
-            return own
-        self._store.release(own)
-        return None
 
     def _bytes_of(self, page: int, count: int) -> np.ndarray:
         return self._memory[page * self._page_bytes : (page + count) * self._page_bytes]
 
     def _give_up_late_ones(self) -> None:
-        """A thread that waits for a dead node waits for ever: what it should have fetched is lost."""
+        """A thread that waits for a node which does not answer waits for ever."""
         now = time.monotonic()
         for fetching in self._fetching:
             if now > fetching.deadline and not fetching.given_up:
@@ -158,13 +191,15 @@ class Migrations:
 class _Fetching:
     """Sequences that one thread fetches."""
 
-    __slots__ = ("deadline", "given_up", "left")
+    __slots__ = ("deadline", "given_up", "left", "pages")
 
     def __init__(self, sequences: list[int]) -> None:
         self.left = sequences
         self.deadline = float("inf")
         """When the one that is being fetched must have come."""
         self.given_up = False
+        self.pages: list[int] = []
+        """That are being written to."""
 
 
 def runs(source: Seq[int], destination: Seq[int], longest: int) -> list[tuple[int, int, int]]:

@@ -22,8 +22,7 @@ def open_dispatcher(world: World, model: CausalModel, experts: int, max_tokens: 
     Args:
         max_tokens: most tokens that a rank dispatches at once.
     """
-    assert world.comm is not None
-    comm = world.comm.Dup()
+    comm = world.own_comm()
     deep_ep = _deep_ep(model)
     devices = comm.allgather(_device_of(model) if deep_ep is not None else None)
     # NCCL takes no two ranks on one GPU.

@@ -3,7 +3,7 @@
 import fcntl
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -26,6 +26,12 @@ class SharedFreePages:
         opened by this process itself. `patience`: seconds to wait for pages before it is an error."""
         self._words, self._file, self._patience = words, file, patience
         self._stack = words[_HEADER:]
+        self.while_waiting: Callable[[], None] = lambda: None
+        """Called now and then by a `take` that waits; may raise."""
+        self._holding = False
+        self._held: list[int] = []
+        self.retired: set[int] = set()
+        """Pages of which this rank says that nobody may use them any more."""
         # The kernel's lock belongs to the open file and does not keep threads of one process apart.
         self._threads = threading.Lock()
 
@@ -41,7 +47,8 @@ class SharedFreePages:
             self._words[0] = len(self._stack)
 
     def keep_only(self, owned: Iterable[int]) -> None:
-        """Frees every page that is not in `owned`: what a rank held that died is lost otherwise."""
+        """Frees every page that is not in `owned`: what a rank had that died is lost otherwise. No rank of the node may
+        take or give meanwhile."""
         with self._locked():
             free = np.setdiff1d(np.arange(len(self._stack), dtype=np.int32), np.fromiter(owned, np.int32))
             self._stack[: len(free)] = free[::-1]
@@ -63,9 +70,37 @@ class SharedFreePages:
                     return taken
             if time.monotonic() > deadline:
                 raise HostStoreFull(f"{count} pages asked for, {free} of {len(self._stack)} are free on this node")
+            self.while_waiting()
             time.sleep(_POLL_SECONDS)
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """What this rank gives in the block stays as it is until `let_go`: nobody else may use it before."""
+        self._holding = True
+        try:
+            yield
+        finally:
+            self._holding = False
+
+    def let_go(self) -> None:
+        """Makes free what was given while it was `held`."""
+        with self._threads:
+            pages, self._held = self._held, []
+        self._give(pages)
+
+    def drop_held(self) -> None:
+        """Somebody else makes free what was given while it was `held`."""
+        with self._threads:
+            self._held = []
+
     def give(self, pages: Iterable[int]) -> None:
+        with self._threads:
+            if self._holding:
+                self._held += pages
+                return
+        self._give(pages)
+
+    def _give(self, pages: Iterable[int]) -> None:
         returned = np.fromiter(pages, np.int32)
         if not len(returned):
             return

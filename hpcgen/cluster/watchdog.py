@@ -14,10 +14,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import psutil
+
 from hpcgen.cluster.world import World
 
 STALLED = 70
 """Exit status of a job that was stuck."""
+_STANDSTILL = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 PATIENCE_OF_WAITERS = 10.0
 """Seconds by which a rank that waits for others is slower to end the job than one that computes."""
 
@@ -28,8 +31,19 @@ class Watchdog:
     def __init__(self, world: World, timeout: float | None, clock: Callable[[], float] = time.monotonic) -> None:
         """`timeout`: seconds without progress; None never ends the job."""
         self._world, self._timeout, self._clock = world, timeout, clock
+        self._mates: dict[int, int] = {}
         self._phase, self._waits_for, self._since = "start", "", clock()
         self._stop = threading.Event()
+        self.still_missing: Callable[[], str] = lambda: ""
+        """Which ranks are waited for, as far as is known."""
+        self.waited = 0.0
+        """Seconds that this rank has waited for others."""
+
+    def know_node(self) -> None:
+        """Who the other ranks of the node are, to see whether they run. Collective."""
+        assert self._world.node is not None
+        pids = self._world.node.allgather(os.getpid())
+        self._mates = {r: pid for r, pid in zip(self._world.local_ranks, pids, strict=True) if r != self._world.rank}
 
     def enter(self, phase: str) -> None:
         """The rank begins this, or has made progress in it."""
@@ -37,12 +51,14 @@ class Watchdog:
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """The rank waits for `what`, which others have to do."""
-        self._waits_for, self._since = what, self._clock()
+        """The rank waits for `what`, which others have to do; `still_missing` may say more."""
+        begin = self._clock()
+        self._waits_for, self._since = what, begin
         try:
             yield
         finally:
             self._waits_for, self._since = "", self._clock()
+            self.waited += self._since - begin
 
     @property
     def stalled(self) -> str | None:
@@ -53,8 +69,18 @@ class Watchdog:
         if silent < self._timeout + (PATIENCE_OF_WAITERS if waits_for else 0.0):
             return None
         if waits_for:
-            return f"{self._world} has waited {silent:.0f} s in {self._phase} for {waits_for}"
+            suspects = "".join(f"; {suspect}" for suspect in (self.still_missing(), *self._stopped_mates()) if suspect)
+            return f"{self._world} has waited {silent:.0f} s in {self._phase} for {waits_for}{suspects}"
         return f"{self._world} is stuck in {self._phase}: no progress for {silent:.0f} s"
+
+    def _stopped_mates(self) -> list[str]:
+        """Those that are stopped, as by a debugger or SIGSTOP, or gone."""
+        found = []
+        for rank, pid in self._mates.items():
+            state = psutil.Process(pid).status() if psutil.pid_exists(pid) else psutil.STATUS_DEAD
+            if state in _STANDSTILL:
+                found.append(f"rank {rank} (process {pid}) is {state}")
+        return found
 
     @contextmanager
     def watch(self) -> Iterator[None]:

@@ -7,21 +7,34 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from hpcgen.cluster.ending import end_all
 from hpcgen.cluster.errors import ClusterError
-from hpcgen.cluster.launcher import check_world_size, launch_of
+from hpcgen.cluster.launcher import check_world_size, launch_of, outlives_ranks
+from hpcgen.cluster.waiting import wait
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 NODE_NAME = "HPCGEN_NODE"
 """Environment variable that puts ranks of one host on nodes of different names, to rehearse several nodes on one."""
+
+
+class Regrouping(NamedTuple):
+    """What became of ranks and nodes when some were lost."""
+
+    ranks: tuple[int, ...]
+    """For each rank of now, the one it was."""
+    node_of_rank: tuple[int, ...]
+    """As it was."""
+    nodes: tuple[int | None, ...]
+    """For each node of before, the one it is now; None where all its ranks are gone."""
+    lost: tuple[str, ...]
+    """The ranks that are gone, as they are called in messages."""
 
 
 @dataclass(slots=True)
@@ -38,6 +51,10 @@ class World:
     """Name of each node."""
     others_ended: bool = False
     """Whether the other ranks have been told to end: then an exception is this rank's alone."""
+    survives: bool = False
+    """Whether the others can go on when a rank dies (MPI's user-level failure mitigation, ULFM)."""
+    _in_use: list[MPI.Intracomm] = field(default_factory=list)
+    """All communicators in which ranks may wait for each other."""
 
     @property
     def size(self) -> int:
@@ -84,9 +101,13 @@ class World:
     def wait_for_all(self) -> None:
         """Returns when every rank has called it. Waits asleep, so that a rank that works has the cores."""
         if self.comm is not None:
-            request = self.comm.Ibarrier()
-            while not request.Test():
-                time.sleep(0.01)
+            wait(self.comm.Ibarrier())
+
+    def own_comm(self) -> MPI.Intracomm:
+        """A communicator of all ranks for one purpose. Collective."""
+        assert self.comm is not None
+        self._in_use.append(self.comm.Dup())
+        return self._in_use[-1]
 
     def broadcast(self, value: Any = None) -> Any:
         """Rank 0's `value` on every rank. In a world of one, `value`."""
@@ -99,6 +120,63 @@ class World:
     def gather_all(self, value: Any) -> list[Any]:
         """Every rank's `value`, in rank order, on every rank."""
         return [value] if self.comm is None else self.comm.allgather(value)
+
+    def has_lost(self, error: BaseException) -> bool:
+        """Whether `error` is MPI's word that a rank is gone, and the others can go on: then all of them `regroup`."""
+        if not self.survives:
+            return False
+        from mpi4py import MPI
+
+        gone = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
+        if not isinstance(error, MPI.Exception):
+            return False
+        assert self.comm is not None
+        return error.error_class in gone or self.comm.Is_revoked() or self.comm.Get_failed().size > 0
+
+    def look_for_losses(self) -> None:
+        """Raises what `has_lost` tells of where a rank is gone. For whoever waits for others without MPI."""
+        if self.survives and self.comm is not None:
+            self.comm.iprobe()
+
+    def regroup(self) -> Regrouping:
+        """After a loss: this is the world of those that are left, numbered anew. Collective over them.
+
+        What `own_comm` gave before is of no use any more.
+        """
+        from mpi4py import MPI
+
+        old = self.comm
+        assert old is not None
+        for comm in (old, *self._in_use):
+            comm.Revoke()
+        while True:
+            comm = cast("MPI.Intracomm", old.Shrink())
+            before = MPI.Group.Translate_ranks(comm.group, None, old.group)
+            nodes = [self.node_of_rank[rank] for rank in before]
+            node, complete = None, True
+            try:
+                node = cast("MPI.Intracomm", comm.Split(nodes[comm.rank], comm.rank))
+            except MPI.Exception:
+                comm.Revoke()
+                complete = False
+            # Who dies meanwhile is not missed by some and met by others: all agree, or all begin anew.
+            old.Ack_failed(old.Get_failed().size)
+            try:
+                complete = bool(old.Agree(int(complete)))
+            except MPI.Exception:
+                complete = False
+            if complete:
+                break
+        order = sorted(set(nodes), key=nodes.index)
+        renumbered = tuple(order.index(index) if index in order else None for index in range(self.nodes))
+        gone = sorted(set(range(self.size)) - set(before))
+        lost = tuple(f"rank {rank} on {self.hosts[self.node_of_rank[rank]]}" for rank in gone)
+        regrouping = Regrouping(tuple(before), self.node_of_rank, renumbered, lost)
+        self.hosts = tuple(self.hosts[index] for index in order)
+        self.node_of_rank = tuple(order.index(index) for index in nodes)
+        self.rank, self.comm, self.node = comm.rank, comm, node
+        self._in_use = [node] if node is not None else []
+        return regrouping
 
     def __str__(self) -> str:
         return f"rank {self.rank} of {self.size} on {self.hosts[self.node_index]}"
@@ -144,6 +222,11 @@ def open_world(environment: Mapping[str, str] = os.environ) -> Iterator[World]:
         yield World()
         return
     try:
+        import mpi4py
+
+        # Where ranks may die, MPI_Finalize may wait for one that did so in the same moment.
+        if outlives_ranks(environment):
+            mpi4py.rc.finalize = False
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise ClusterError(
@@ -154,18 +237,34 @@ def open_world(environment: Mapping[str, str] = os.environ) -> Iterator[World]:
     if problem is not None:
         # All of these ranks would say so: one is enough.
         raise ClusterError(problem if launch.rank == 0 else "see the message of rank 0")
-    world = _world(MPI, environment.get(NODE_NAME))
+    world = _world(MPI, environment)
     try:
         yield world
     except BaseException as error:
         if not world.others_ended:
-            end_all(world, error)
-        world.wait_for_all()
+            end_all(world, _LOST_TOO_EARLY if world.has_lost(error) else error)
+        _part(world)
         raise
-    world.wait_for_all()
+    _part(world)
 
 
-def _world(mpi: Any, node_name: str | None) -> World:
+_LOST_TOO_EARLY = ClusterError(
+    "another rank is gone, at a time when the others cannot go on without it: what is finished is kept, and the same "
+    "command continues"
+)
+
+
+def _part(world: World) -> None:
+    """Every rank has done its work; one that is gone by now is not missed."""
+    try:
+        world.wait_for_all()
+    except Exception as error:
+        if not world.has_lost(error):
+            raise
+
+
+def _world(mpi: Any, environment: Mapping[str, str]) -> World:
+    node_name = environment.get(NODE_NAME)
     comm = mpi.COMM_WORLD.Dup()
     shared = comm.Split_type(mpi.COMM_TYPE_SHARED, comm.rank)
     names = shared.allgather(node_name)
@@ -173,4 +272,5 @@ def _world(mpi: Any, node_name: str | None) -> World:
     leaders = comm.allgather((node.bcast(comm.rank), node_name or mpi.Get_processor_name()))
     order = sorted({leader for leader, _ in leaders})
     hosts = tuple(leaders[leader][1] for leader in order)
-    return World(comm.rank, tuple(order.index(leader) for leader, _ in leaders), comm, node, hosts)
+    node_of_rank = tuple(order.index(leader) for leader, _ in leaders)
+    return World(comm.rank, node_of_rank, comm, node, hosts, survives=outlives_ranks(environment), _in_use=[node])

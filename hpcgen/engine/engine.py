@@ -89,6 +89,7 @@ class Engine:
         part, report = plan.ranks[0], Report(rank=0)
         self.backlog += sum(self._executor.sequences[key].kv_length for key in part.discard)
         self.backlog -= part.chunks.tokens
+        self._executor.leave(part)
         ended = self._executor.execute(plan, part, report)
         self._scheduler.report(report)
         self.activity.seconds[plan.phase] += time.perf_counter() - start

@@ -105,8 +105,7 @@ class Executor:
         """What a rank does between two decisions when it is asked to, such as its part of a checkpoint."""
 
     def execute(self, plan: Plan, part: RankPlan, report: Report) -> list[Sequence]:
-        """Carries out `part` of `plan`, notes in `report` what was done, and returns the sequences that ended."""
-        self._leave(part)
+        """Carries out what `leave` left of `part`, notes in `report` what was done, and returns what ended."""
         self._arrange(plan)
         self.peers.enter(plan.phase)
         self.activity.phase = plan.phase
@@ -129,6 +128,10 @@ class Executor:
         if sequence is not None:
             self._stopping.forget(sequence)
 
+    def settle(self) -> None:
+        """Filled pages of active sequences are in the host store when this returns: others may need them soon."""
+        self._device.kv.settle()
+
     def suspend_all(self) -> None:
         """YIELD every active sequence: all KV is in the host store afterwards. For whoever stops between decisions."""
         for sequence in self.active.values():
@@ -136,8 +139,8 @@ class Executor:
             self.lifecycle.move(sequence, Status.SUSPENDED)
         self.active.clear()
 
-    def _leave(self, part: RankPlan) -> None:
-        """YIELD and discard."""
+    def leave(self, part: RankPlan) -> None:
+        """YIELD and discard: the first that is done for a part of a plan."""
         for key in part.discard:
             sequence = self.sequences[key]
             self.active.pop(key, None)

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from hpcgen.checkpoint.node_tasks import NodeCheckpoint, page_layout
-from hpcgen.checkpoint.writer import PageLayout
+from hpcgen.checkpoint.node_tasks import Load, Loaded, NodeCheckpoint, page_layout
+from hpcgen.checkpoint.writer import CheckpointFailed, PageLayout
 from hpcgen.cluster.coordinator import Coordinator
+from hpcgen.cluster.errors import RankLost
 from hpcgen.cluster.messages import YieldAll
 from hpcgen.cluster.world import World
 from hpcgen.engine.build import RankAssembly
@@ -16,14 +17,19 @@ from hpcgen.engine.engine import Engine
 class Nodes(Protocol):
     """Carry out the tasks of `checkpoint.node_tasks`."""
 
-    count: int
     pages: int
     """Of the host store of each node."""
-    ranks: float
-    """Of a node, on average."""
     layout: PageLayout
     in_place: bool
     """Whether the host stores are used in place. Else pages of an ACTIVE sequence may lag behind its device."""
+
+    @property
+    def count(self) -> int:
+        """They are fewer when some were lost."""
+
+    @property
+    def ranks(self) -> float:
+        """Of a node, on average."""
 
     def ask(self, tasks: Mapping[int, object]) -> dict[int, Any]:
         """Node -> task to node -> answer. Between two decisions only."""
@@ -60,8 +66,9 @@ class RankTasks:
     """What a rank does between two decisions when rank 0 asks for it; the leader of a node saves and loads for it."""
 
     def __init__(self, world: World, assembly: RankAssembly, checkpoints: Path) -> None:
-        self._executor = assembly.executor
-        self._node = NodeCheckpoint(checkpoints, world.node_index, assembly.store) if world.is_leader else None
+        self._world, self._assembly, self._checkpoints = world, assembly, checkpoints
+        self._node: NodeCheckpoint | None = None
+        self._ranks = 0
         assembly.executor.side_task = self._perform
 
     def close(self) -> None:
@@ -70,8 +77,14 @@ class RankTasks:
 
     def _perform(self, task: object) -> object:
         if isinstance(task, YieldAll):
-            self._executor.suspend_all()
+            self._assembly.executor.suspend_all()
             return None
+        if self._ranks != self._world.size:
+            # Where ranks were lost, nodes have other numbers and leaders, and what was being written does not count.
+            self.close()
+            self._ranks, self._node = self._world.size, None
+            if self._world.is_leader:
+                self._node = NodeCheckpoint(self._checkpoints, self._world.node_index, self._assembly.store)
         return self._node.perform(task) if self._node is not None else None
 
 
@@ -79,13 +92,24 @@ class RankNodes:
     """The nodes of all ranks, as rank 0 reaches them."""
 
     def __init__(self, world: World, coordinator: Coordinator, assembly: RankAssembly, checkpoints: Path) -> None:
-        self.count, self.ranks = coordinator.nodes, coordinator.ranks / coordinator.nodes
         self.pages, self.layout = assembly.store.count, page_layout(assembly.store.layout)
         self.in_place = assembly.device.keeps_kv
         self._coordinator, self._own = coordinator, RankTasks(world, assembly, checkpoints)
 
+    @property
+    def count(self) -> int:
+        return self._coordinator.nodes
+
+    @property
+    def ranks(self) -> float:
+        return self._coordinator.ranks / self._coordinator.nodes
+
     def ask(self, tasks: Mapping[int, object]) -> dict[int, Any]:
-        return self._coordinator.ask_leaders(tasks)
+        try:
+            return self._coordinator.ask_leaders(tasks)
+        except RankLost as loss:
+            failure = CheckpointFailed(f"{loss}.")
+            return {node: Loaded() if isinstance(task, Load) else failure for node, task in tasks.items()}
 
     def node_of(self, sequence: int) -> int:
         return self._coordinator.node_of(sequence) or 0

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from hpcgen.batch.detokenization import Detokenizer
-from hpcgen.cluster.assemble import ClusterAssembly, ClusterOptions, build_cluster_rank, build_coordinator
+from hpcgen.cluster.assemble import ClusterAssembly, ClusterOptions, build_cluster_rank
 from hpcgen.cluster.coordinator import Coordinator
 from hpcgen.cluster.watchdog import Watchdog
 from hpcgen.cluster.world import World, device_of_rank, threads_per_rank
@@ -73,12 +73,16 @@ class Prepared:
         )
 
     def build_engine(
-        self, world: World, weights: WeightFile, on_progress: Callable[[Activity], None] = lambda activity: None
+        self,
+        world: World,
+        weights: WeightFile,
+        on_progress: Callable[[Activity], None] = lambda activity: None,
+        on_loss: Callable[[str], None] = lambda line: None,
     ) -> tuple[Engine | Coordinator, RankAssembly]:
         """The engine of the instance, on rank 0, and that rank's assembly. Collective."""
         if world.size > 1:
             rank = self.build_rank(world, weights)
-            return build_coordinator(world, rank, on_progress), rank
+            return Coordinator(world, rank, on_progress, on_loss), rank
         alone = build_engine(self.model, weights, self.options, self.stop_matcher, on_progress=on_progress)
         return alone.engine, alone
 

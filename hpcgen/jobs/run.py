@@ -15,6 +15,7 @@ from hpcgen.batch.source import TemplateOptions, open_source
 from hpcgen.checkpoint.manifest import epochs
 from hpcgen.cluster.coordinator import Coordinator, follow
 from hpcgen.cluster.ending import InterruptFlag, leave_signals_to_rank_0
+from hpcgen.cluster.health import HealthRecord
 from hpcgen.cluster.world import World, open_world
 from hpcgen.engine.build import EngineOptions
 from hpcgen.engine.engine import Engine
@@ -157,8 +158,8 @@ def _follow(world: World, options: RunOptions) -> None:
     tasks = RankTasks(world, assembly, checkpoints)
     try:
         with prepared.watchdog.watch():
-            follow(world, assembly.worker)
-        assembly.worker.close()
+            follow(world, assembly)
+        assembly.close()
     finally:
         tasks.close()
         assembly.device.close()
@@ -214,7 +215,7 @@ class _Batch:
             if not epochs(checkpoints):
                 intake.start()
             weights = open_weights(self._world, self._options.model, self._engine_options, self._say)
-            engine, assembly = prepared.build_engine(self._world, weights, self._advanced)
+            engine, assembly = prepared.build_engine(self._world, weights, self._advanced, self._lost)
             self._watchdog = prepared.watchdog
             self._engine, self.activity = engine, engine.activity
             self._seen = (0, time.perf_counter())
@@ -344,8 +345,20 @@ class _Batch:
         if now >= self._next_load:
             self._next_load = now + LOAD_SECONDS
             self._events.write("load", **asdict(self._engine.load), migrated=activity.migrated)
+            if isinstance(self._engine, Coordinator):
+                self._note_health(self._engine.health)
         self._results.sync()
         self._update(activity.phase.value)
+
+    def _note_health(self, health: HealthRecord) -> None:
+        self._events.write("health", ranks=[rank._asdict() for rank in health.ranks()])
+        for trouble in health.troubles():
+            self._say(f"warning: {trouble}")
+
+    def _lost(self, line: str) -> None:
+        """Some ranks are gone, and the others go on."""
+        self._say(f"warning: {line}")
+        self._events.write("ranks_lost", what=line, ranks=self._world.size, hosts=list(self._world.hosts))
 
     def _update(self, phase: str) -> None:
         self._progress.update(

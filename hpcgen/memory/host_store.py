@@ -67,6 +67,7 @@ class HostStore:
         self.pages = memory.view(count, layout.page_bytes)
         self._free: FreePages = OwnFreePages(count) if free is None else free
         self._layers = layout.views(self.pages)
+        self._pinned = False
 
     @property
     def count(self) -> int:
@@ -90,10 +91,13 @@ class HostStore:
         self._free.give(pages)
 
     def pin(self) -> None:
-        """Registers the memory with CUDA, so that copies to and from the device are asynchronous."""
+        """Registers the memory with CUDA, once, so that copies to and from the device are asynchronous."""
+        if self._pinned:
+            return
         result = torch.cuda.cudart().cudaHostRegister(self.pages.data_ptr(), self.pages.numel(), 0)
         if int(result) != 0:
             raise HpcgenError(f"cudaHostRegister of {self.pages.numel()} bytes failed ({result}); check `ulimit -l`.")
+        self._pinned = True
 
 
 def _anonymous(nbytes: int) -> torch.Tensor:

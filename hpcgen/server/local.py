@@ -33,7 +33,7 @@ def lead_local(
     tokenizers.start()
     weights = open_weights(world, instance.model, prepared.options, say)
     events = PoolEvents(place_fields(world, prepared.options))
-    engine, assembly = prepared.build_engine(world, weights, events.advanced)
+    engine, assembly = prepared.build_engine(world, weights, events.advanced, say)
     events.memory = memory_fields(assembly)
     decisive = {
         "seed": instance.seed,
@@ -65,7 +65,7 @@ def follow_local(world: World, instance: InstanceOptions) -> None:
     assembly = prepared.build_rank(world, weights)
     try:
         with prepared.watchdog.watch():
-            follow(world, assembly.worker)
-        assembly.worker.close()
+            follow(world, assembly)
+        assembly.close()
     finally:
         assembly.device.close()

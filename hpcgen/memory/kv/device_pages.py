@@ -87,6 +87,9 @@ class DevicePagesKV:
         if sequence.kv_length // PAGE_TOKENS > self._written[sequence.id]:
             self._write_back(sequence, sequence.kv_length // PAGE_TOKENS)
 
+    def settle(self) -> None:
+        self._stream.synchronize()
+
     def _write_back(self, sequence: Sequence, stop: int) -> None:
         """Copies pages [written, stop) to the host store."""
         start = self._written[sequence.id]

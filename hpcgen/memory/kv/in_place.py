@@ -47,3 +47,6 @@ class InPlaceKV:
 
     def advanced(self, sequence: Sequence) -> None:
         """Pages fill where they are kept."""
+
+    def settle(self) -> None:
+        """It is where it is kept."""

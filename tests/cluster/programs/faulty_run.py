@@ -1,4 +1,4 @@
-"""`hpcgen run` in which one rank fails at some decision. Arguments: rank, what, decision, then those of hpcgen."""
+"""`hpcgen run` in which ranks fail at some decision. Arguments: rank:decision,..., what, then those of hpcgen."""
 
 import os
 import signal
@@ -11,15 +11,14 @@ from hpcgen.cluster.launcher import launch_of
 from hpcgen.engine.executor import Executor
 
 
-def arm(rank: int, what: str, decision: int) -> None:
+def arm(decision: int, what: str) -> None:
     execute = Executor.execute
-    launch = launch_of(os.environ)
     decisions = 0
 
     def faulty(self: Executor, *arguments: Any) -> Any:
         nonlocal decisions
         decisions += 1
-        if decisions >= decision and launch is not None and launch.rank == rank:
+        if decisions >= decision:
             fail(what)
         return execute(self, *arguments)
 
@@ -64,7 +63,10 @@ def fail(what: str) -> None:
 
 
 if __name__ == "__main__":
-    arm(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    launch = launch_of(os.environ)
+    decision_of_rank = dict(map(int, fault.split(":")) for fault in sys.argv[1].split(","))
+    if launch is not None and launch.rank in decision_of_rank:
+        arm(decision_of_rank[launch.rank], sys.argv[2])
     from hpcgen.cli import main
 
-    sys.exit(main(sys.argv[4:]))
+    sys.exit(main(sys.argv[3:]))

@@ -76,7 +76,7 @@ def exchange(world: World, store: HostStore, migrations: Migrations, index: int,
             store.pages[page] = torch.from_numpy(content(key, place))
         departures.append(Departure(key, 1 - world.rank, pages))
     theirs = dict(world.gather_all({d.sequence: d.pages for d in departures})[1 - world.rank])
-    arrivals = [Arrival(SequenceState.of(_sequence(key, theirs[key])), 1 - world.rank) for key, _ in coming]
+    arrivals = [Arrival(SequenceState.of(_sequence(key, theirs[key])), 1 - world.rank, 60.0) for key, _ in coming]
     migrations.start(departures, arrivals)
     arrived = []
     while len(arrived) < len(coming):

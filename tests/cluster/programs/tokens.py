@@ -90,8 +90,9 @@ def together(world: World, options: InstanceOptions, way: str) -> list[list[int]
     weights = open_weights(world, options.model, prepared.options, lambda line: None)
     if not world.leads:
         assembly = prepared.build_rank(world, weights)
-        follow(world, assembly.worker)
-        assembly.worker.close()
+        follow(world, assembly)
+        world.wait_for_all()
+        assembly.close()
         return None
     engine, assembly = prepared.build_engine(world, weights)
     tokens = generate(engine)
@@ -99,6 +100,7 @@ def together(world: World, options: InstanceOptions, way: str) -> list[list[int]
     if way in ("resident", "streamed"):
         print(f"{options.model.name}: {'split' if assembly.limits.split_last else 'not split'}", flush=True)
     engine.stop()
+    world.wait_for_all()
     # A page that is still owned is one that some rank lost.
     assert assembly.store.free == assembly.store.count or world.nodes > 1
     engine.close()

@@ -126,7 +126,7 @@ def _connect(
     migrations = Migrations(world, store) if ranks.migrate and world.nodes > 1 and world.calls_from_threads else None
     parts = {part.name: getattr(rank, part.name) for part in fields(rank)}
     parts["limits"] = replace(
-        _common_limits(world, rank.limits),
+        _common_limits(world, rank.limits, len(pool.free.retired)),
         migrate=migrations is not None,
         partition_below=partition_below,
         split_last=rank.executor.partition is not None,
@@ -166,7 +166,8 @@ def _common_pages(world: World, options: EngineOptions, page_bytes: int) -> int:
     return min(world.gather_all(wanted))
 
 
-def _common_limits(world: World, own: Limits) -> Limits:
-    """The scheduler has one number for all ranks: what the poorest device has."""
+def _common_limits(world: World, own: Limits, retired: int) -> Limits:
+    """The scheduler has one number for all ranks and nodes: what the poorest has. `retired`: pages of no use here."""
     devices = [pages for pages in world.gather_all(own.device_pages) if pages is not None]
-    return replace(own, device_pages=min(devices, default=None))
+    host_pages = min(world.gather_all(own.host_pages - retired))
+    return replace(own, host_pages=host_pages, device_pages=min(devices, default=None))

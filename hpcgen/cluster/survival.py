@@ -25,7 +25,8 @@ def go_on(world: World, assembly: ClusterAssembly, owned: Callable[[Regrouping],
         with watchdog.waiting("the other ranks that are left"):
             regrouping = world.regroup()
             if regrouping.ranks[0] != 0:
-                # All of them would say so: one is enough.
+                # All of them end by themselves, and all would say so: one is enough.
+                world.others_ended = True
                 gone = "rank 0, which schedules, is gone: what is finished is kept, and the same command continues"
                 raise ClusterError(gone if world.leads else "see the message of the first rank")
             try:

@@ -6,6 +6,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from tests.caches import own_cache
+
 REQUESTS = 24
 
 
@@ -14,7 +16,7 @@ class Batch:
 
     def __init__(self, model: Path, directory: Path) -> None:
         self.output = directory / "out.jsonl"
-        self.environment = {"HPCGEN_CACHE": str(model.parent / "cache")}
+        self.environment = {"HPCGEN_CACHE": own_cache(model.parent / "cache")}
         self._arguments = [
             "run", "--model", str(model), "--input", str(directory / "in.jsonl"), "--output", str(self.output),
             "--dtype", "float32", "--host-memory", "16MB", "--threads", "1", "--expert-batch", "64",

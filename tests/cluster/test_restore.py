@@ -55,7 +55,7 @@ class Batch:
     ) -> str:
         """One job of a run, to its end or to a fault of rank 0 at some decision; what it said."""
         command = [
-            sys.executable, "-m", "tests.cluster.programs.faulty_run", "0", fault, str(decision),
+            sys.executable, "-m", "tests.cluster.programs.faulty_run", f"0:{decision}", fault,
             "run", "--model", str(self.model), "--input", str(self.directory / "in.jsonl"),
             "--output", str(self.directory / output), "--dtype", "float32", "--host-memory", "16MB", "--threads", "1",
             "--expert-batch", "64",

@@ -213,7 +213,8 @@ def _add_verify(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 def _run(arguments: argparse.Namespace) -> int:
     from hpcgen.batch.source import TemplateOptions, parse_body
     from hpcgen.jobs.leases import own_name
-    from hpcgen.jobs.run import RunOptions, run
+    from hpcgen.jobs.run import run
+    from hpcgen.jobs.run_options import RunOptions
     from hpcgen.report.summary import render
 
     summary = run(

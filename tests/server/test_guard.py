@@ -92,7 +92,8 @@ def test_without_a_token_no_body_is_read_and_no_place_is_taken(make_server: Make
 
 
 def test_a_client_that_drips_is_waited_for_as_little(make_server: MakeServer) -> None:
-    drops = [{"type": "http.request", "body": b"-", "more_body": True}] * 5000
+    begin = b'--x\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
+    drops = [{"type": "http.request", "body": body, "more_body": True} for body in (begin, *[b"-"] * 20_000)]
     head = [(b"content-type", b"multipart/form-data; boundary=x")]
     for rate, status in ((10**12, 408), (1, 400)):
         app = build_app(make_server(Limits(idle_seconds=0.01, least_rate=rate)))

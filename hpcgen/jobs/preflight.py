@@ -135,9 +135,6 @@ def check_run_directory(
                     f"the run in {path} was begun with --{name.replace('_', '-')} {before}, not {value}: "
                     "give the same as before, or use a new --run-dir"
                 )
-    owner = live_owner(path) if path.is_dir() else None
-    if owner is not None:
-        raise PreflightError(f"process {owner.pid} on this machine works on the run in {path}: wait for it or end it")
     if directory.manifest_path.exists() or submissions(path):
         state = read_state(path)
         if state.complete:
@@ -145,6 +142,9 @@ def check_run_directory(
         if state.active:
             jobs = ", ".join(job.id for job in state.active)
             raise PreflightError(f"jobs of the run in {path} wait or run already ({jobs}): see hpcgen status {path}")
+    owner = live_owner(path) if path.is_dir() else None
+    if owner is not None:
+        raise PreflightError(f"process {owner.pid} on this machine works on the run in {path}: wait for it or end it")
     try:
         jobs_directory(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:

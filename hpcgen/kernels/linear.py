@@ -9,6 +9,23 @@ from hpcgen.kernels.dequantize import dequantize
 from hpcgen.kernels.layouts import StoredTensor
 from hpcgen.kernels.native.library import NativeLibrary, native_library, takes_weights
 
+_TILE_ROWS = 4
+"""CPU libraries multiply rows in tiles of so many in fp32, and the rest on other ways whose sums round differently."""
+
+
+def plain_linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """input [..., K] times a plain weight [N, K] -> [..., N].
+
+    In fp32 on a CPU a row's result does not depend on the rows beside it: a sequence that goes on in another batch,
+    after an interruption say, gets the same logits to the last bit, and draws the same tokens.
+    """
+    rows = input.shape[:-1].numel()
+    missing = -rows % _TILE_ROWS
+    if not missing or not rows or input.dtype != torch.float32 or input.device.type != "cpu":
+        return functional.linear(input, weight, bias)
+    padded = functional.pad(input.reshape(rows, -1), (0, 0, 0, missing))
+    return functional.linear(padded, weight, bias)[:rows].view(*input.shape[:-1], -1)
+
 
 def linear(input: torch.Tensor, weight: StoredTensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """input [..., K], weight [N, K] -> [..., N], in the dtype of `input`; accumulates in fp32."""
@@ -22,7 +39,7 @@ def linears(
     library = _library_for(input, *weights)
     if library is None:
         plain = (dequantize(weight, input.dtype) for weight in weights)
-        outputs = [functional.linear(input, weight, bias) for weight, bias in zip(plain, biases, strict=True)]
+        outputs = [plain_linear(input, weight, bias) for weight, bias in zip(plain, biases, strict=True)]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
     biases = [None if bias is None else bias.to(input.dtype).contiguous() for bias in biases]
     return library.linear(input.flatten(0, -2), weights, biases).unflatten(0, input.shape[:-1])

@@ -9,13 +9,12 @@ from typing import Literal
 
 import torch
 from torch import nn
-from torch.nn import functional
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from hpcgen.kernels.dequantize import dequantize
 from hpcgen.kernels.layouts import PANELS, StoredTensor, take_rows
-from hpcgen.kernels.linear import gated_mlp, linear
+from hpcgen.kernels.linear import gated_mlp, linear, plain_linear
 
 STORED_WEIGHT = "stored_weight"
 """Attribute of an nn.Linear or nn.Embedding: its weight where that is not plain, else None."""
@@ -42,7 +41,7 @@ class StoredLinear:
         module = self.module
         stored: StoredTensor | None = module.__dict__[STORED_WEIGHT]
         if stored is None:
-            return functional.linear(input, module.weight, module.bias)
+            return plain_linear(input, module.weight, module.bias)
         return linear(input, stored, module.bias)
 
 

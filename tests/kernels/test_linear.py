@@ -5,7 +5,7 @@ from torch.nn import functional
 from hpcgen.kernels import linear as module
 from hpcgen.kernels.dequantize import dequantize
 from hpcgen.kernels.layouts import StoredTensor, choose_layout, pack
-from hpcgen.kernels.linear import gated_mlp, linear
+from hpcgen.kernels.linear import gated_mlp, linear, plain_linear
 from tests.kernels.libraries import every_isa, library_or_skip
 
 
@@ -96,7 +96,23 @@ def test_no_rows_give_no_rows(use):
 
 def test_plain_weights_and_fp32_go_to_torch_bit_for_bit():
     plain, weight = stored(64, 32)
-    x = torch.randn(3, 32)
+    x = torch.randn(4, 32)  # whole tiles: fewer rows are padded to them
     assert torch.equal(linear(x, weight), functional.linear(x, plain.float()))
     x = x.bfloat16()
     assert torch.equal(linear(x, StoredTensor(plain, (64, 32))), functional.linear(x, plain))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("columns", "inner"), [(64, 64), (97, 60), (400, 576)])
+def test_a_row_in_fp32_does_not_depend_on_the_rows_beside_it(threads, columns, inner):
+    weight, bias, x = torch.randn(columns, inner), torch.randn(columns), torch.randn(64, inner)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        together = plain_linear(x, weight, bias)
+        for rows in (1, 2, 3, 5, 6, 13, 33):
+            assert torch.equal(plain_linear(x[:rows], weight, bias), together[:rows])
+            assert torch.equal(plain_linear(x[None, -rows:], weight, bias)[0], together[-rows:])
+    finally:
+        torch.set_num_threads(before)
+    assert plain_linear(x[:0], weight).shape == (0, columns)

@@ -202,13 +202,8 @@ class Run:
         """Complete, in order, and those of a run that nothing disturbed."""
         assert (self.directory / "SUCCESS").exists()
         results = read_results(self.output)
-        expected = self.batch.results
-        assert list(results) == list(expected)
-        differing = [name for name in results if results[name] != expected[name]]
-        # Sums of other batch sizes round differently in their last bit: a draw that lies just there may turn over.
-        assert all(int(name[1:].partition(".")[0]) % 2 for name in differing), "greedy tokens differ"
-        assert len(differing) <= max(1, len(results) // 100)
-        assert [results[name][1] for name in differing] == [expected[name][1] for name in differing]
+        assert list(results) == list(self.batch.results)
+        assert results == self.batch.results
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from torch.nn import functional
 
 from hpcgen.kernels.dequantize import dequantize
 from hpcgen.kernels.experts.interface import ExpertWeights
+from hpcgen.kernels.linear import plain_linear
 
 
 class TorchExperts:
@@ -35,8 +36,8 @@ def forward_expert(weights: ExpertWeights, expert: int, hidden: torch.Tensor) ->
         gate_up, down = gate_up.mT, down.mT
     gate_up_bias = None if weights.gate_up_bias is None else weights.gate_up_bias[expert].to(hidden.dtype)
     down_bias = None if weights.down_bias is None else weights.down_bias[expert].to(hidden.dtype)
-    gated = activate(weights, functional.linear(hidden, gate_up, gate_up_bias))
-    return functional.linear(gated.to(hidden.dtype), down, down_bias)
+    gated = activate(weights, plain_linear(hidden, gate_up, gate_up_bias))
+    return plain_linear(gated.to(hidden.dtype), down, down_bias)
 
 
 def activate(weights: ExpertWeights, gate_up: torch.Tensor) -> torch.Tensor:

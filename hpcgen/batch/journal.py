@@ -9,6 +9,7 @@ import os
 import struct
 import time
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -29,7 +30,7 @@ class JournalError(HpcgenError):
     """The journal is not one, belongs to another input, or cannot be written."""
 
 
-class Records:
+class Records(ABC):
     """Finished requests and their output lines, to be read. In memory 17 bytes a request, however long the lines."""
 
     def __init__(self, requests: int) -> None:
@@ -61,9 +62,9 @@ class Records:
             raise JournalError(f"{path} is damaged at byte {offset}: resume the run, what is lost is run again")
         return rest[:size]
 
+    @abstractmethod
     def _file(self, request: int) -> tuple[int, Path]:
         """Descriptor and path of the file with the record of a request."""
-        raise NotImplementedError
 
     def _note(self, request: int, ok: bool, finished: float, offset: int) -> None:
         self.offsets[request] = offset

@@ -48,12 +48,3 @@ class Outcome:
     discards: int = 0
     decisions: int = 0
     spans: list[Span] = field(default_factory=list)
-
-    @property
-    def utilisation(self) -> float:
-        return float(self.busy.mean() / self.seconds) if self.seconds else 0.0
-
-    def completion_percentiles(self, *percentiles: float) -> list[float]:
-        """Sequence completion times."""
-        finished = self.finish[~np.isnan(self.finish)]
-        return [float(np.percentile(finished, p)) for p in percentiles] if len(finished) else [0.0] * len(percentiles)
